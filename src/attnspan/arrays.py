@@ -1,0 +1,272 @@
+"""The three array libraries: whose array is this, may its values be looked at, which namespace.
+
+Everything above this file is written once, against the array-API namespace `xp`. What the
+standard lacks (packed bits, a batched binary search, stop-gradient) stands here, one short
+branch a library. A library counts only if somebody already imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from attnspan.errors import AttnspanError, MissingDependencyError, describe
+
+__all__ = [
+    "accumulation_dtype",
+    "constant",
+    "cumulative_max",
+    "cumulative_sum",
+    "device_of",
+    "fetch",
+    "framework",
+    "full_like_shape",
+    "is_array",
+    "is_boolean",
+    "is_floating",
+    "is_integer",
+    "is_torch_compiling",
+    "is_transformed",
+    "look",
+    "namespace",
+    "pack_bits",
+    "quiet",
+    "search_sorted",
+    "stop_gradient",
+    "unpack_bits",
+]
+
+
+def framework(x: Any) -> str | None:
+    """Name the library that `x` belongs to: "numpy", "torch", "jax", or None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch"
+    if isinstance(x, (np.ndarray, np.generic)):
+        return "numpy"
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.Array):
+        return "jax"
+    return None
+
+
+def is_array(x: Any) -> bool:
+    """Tell whether `x` is an array of one of the three libraries."""
+    return framework(x) is not None
+
+
+def namespace(name: str) -> Any:
+    """Give the array-API namespace of a library by its name."""
+    if name == "numpy":
+        return np
+    if name == "jax":
+        return sys.modules["jax.numpy"]
+    try:
+        import array_api_compat.torch as xp
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            'PyTorch arrays need the package array-api-compat: pip install "attnspan[torch]"'
+        ) from error
+    return xp
+
+
+def device_of(x: Any) -> Any:
+    """Give the device new arrays must be made on (None leaves it to JAX, whose tracers have none)."""
+    return x.device if framework(x) == "torch" else None
+
+
+def is_torch_compiling() -> bool:
+    """Tell whether torch.compile or torch.export is tracing this call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def is_transformed(x: Any) -> bool:
+    """Tell whether a torch tensor is inside torch.func's transforms or carries a forward tangent."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling():  # what is traced is differentiated by the compiler
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return True
+    if torch.autograd.forward_ad._current_level < 0:
+        return False
+    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
+def look(x: Any) -> np.ndarray | None:
+    """Give the values of `x` if looking costs nothing, else None.
+
+    The one place that decides what "seen" means: NumPy, CPU torch and CPU JAX arrays outside
+    compile, vmap and tracing. Everywhere else nothing synchronises and no value is checked.
+    """
+    kind = framework(x)
+    if kind == "numpy":
+        return np.asarray(x)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        if x.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return None
+        return _torch_to_numpy(x)
+    if kind == "jax":
+        jax = sys.modules["jax"]
+        if isinstance(x, jax.core.Tracer) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return None
+        if not x.is_fully_addressable or any(d.platform != "cpu" for d in x.devices()):
+            return None
+        return np.asarray(x)
+    return None
+
+
+def fetch(x: Any) -> np.ndarray:
+    """Bring the values of `x` to the host because the caller asked for them, waiting if need be."""
+    seen = look(x)
+    if seen is not None:
+        return seen
+    kind = framework(x)
+    try:
+        if kind == "torch" and not is_torch_compiling():
+            return _torch_to_numpy(x.cpu())
+        if kind == "jax":
+            return np.asarray(x)
+    except Exception as error:
+        raise AttnspanError(_NO_VALUES.format(describe(x))) from error
+    raise AttnspanError(_NO_VALUES.format(describe(x)))
+
+
+_NO_VALUES = (
+    "the values of a traced array ({}) are not known here: ask this question outside jit, compile and vmap"
+)
+
+
+def _torch_to_numpy(x: Any) -> np.ndarray:
+    x = x.detach()
+    if str(x.dtype) == "torch.bfloat16":  # NumPy has no bfloat16; float32 holds it exactly
+        x = x.float()
+    return x.numpy()
+
+
+def constant(x: Any, xp: Any, device: Any) -> Any:
+    """Bring a host array (NumPy) into the library `xp`; arrays already there pass through.
+
+    Integers narrower than 32 bits, or unsigned, become int64 (int32 where JAX has no other), so
+    that arithmetic with positions neither wraps nor fails.
+    """
+    x = xp.asarray(x, device=device) if device is not None else xp.asarray(x)
+    if is_integer(x) and x.dtype not in (xp.int32, xp.int64):
+        x = xp.astype(x, xp.int64 if device is not None or xp is np else xp.int32)
+    return x
+
+
+def full_like_shape(xp: Any, device: Any, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
+    """Make an array of one value (JAX traces choose their own device)."""
+    if device is None:
+        return xp.full(shape, value, dtype=dtype)
+    return xp.full(shape, value, dtype=dtype, device=device)
+
+
+def is_boolean(x: Any) -> bool:
+    """Tell whether an array holds booleans."""
+    return str(x.dtype).removeprefix("torch.") == "bool"
+
+
+def is_integer(x: Any) -> bool:
+    """Tell whether an array holds integers (booleans are not)."""
+    return str(x.dtype).removeprefix("torch.").startswith(("int", "uint"))
+
+
+def is_floating(x: Any) -> bool:
+    """Tell whether an array holds real floating-point numbers."""
+    return str(x.dtype).removeprefix("torch.").startswith(("float", "bfloat"))
+
+
+def accumulation_dtype(x: Any) -> Any:
+    """Give the dtype sums over `x` run in: float64 for float64, else float32."""
+    xp = namespace(framework(x) or "numpy")
+    return xp.float64 if str(x.dtype).removeprefix("torch.") == "float64" else xp.float32
+
+
+def quiet(x: Any) -> Any:
+    """Silence NumPy's warnings of what excluded entries may hold; a no-op elsewhere."""
+    if framework(x) == "numpy":
+        return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    return nullcontext()
+
+
+def stop_gradient(x: Any) -> Any:
+    """Cut `x` off from differentiation."""
+    kind = framework(x)
+    if kind == "torch":
+        return x.detach()
+    if kind == "jax":
+        return sys.modules["jax"].lax.stop_gradient(x)
+    return x
+
+
+def pack_bits(x: Any) -> Any:
+    """Pack booleans eight to a byte along the last axis; bit n of a byte is its n-th entry.
+
+    Shapes: (..., S) bool to (..., ceil(S/8)) uint8; the missing entries of the last byte are 0.
+    """
+    kind = framework(x)
+    if kind != "torch":
+        xp = namespace(kind or "numpy")
+        return xp.packbits(x, axis=-1, bitorder="little")
+    torch = sys.modules["torch"]
+    x = torch.nn.functional.pad(x.to(torch.uint8), (0, -x.shape[-1] % 8))
+    x = x.reshape(*x.shape[:-1], x.shape[-1] // 8, 8)
+    byte = x[..., 0]
+    for n in range(1, 8):
+        byte = byte | (x[..., n] << n)
+    return byte
+
+
+def unpack_bits(x: Any, count: int) -> Any:
+    """Undo `pack_bits`: (..., ceil(count/8)) uint8 to (..., count) bool."""
+    kind = framework(x)
+    if kind != "torch":
+        xp = namespace(kind or "numpy")
+        return xp.unpackbits(x, axis=-1, bitorder="little")[..., :count].astype(bool)
+    torch = sys.modules["torch"]
+    bits = (x[..., None] >> torch.arange(8, dtype=torch.uint8, device=x.device)) & 1
+    return bits.reshape(*x.shape[:-1], x.shape[-1] * 8)[..., :count].to(torch.bool)
+
+
+def cumulative_max(x: Any) -> Any:
+    """Give the running maximum along the last axis."""
+    kind = framework(x)
+    if kind == "torch":
+        return x.cummax(-1).values
+    if kind == "jax":
+        return sys.modules["jax"].lax.cummax(x, axis=x.ndim - 1)
+    return np.maximum.accumulate(x, axis=-1)
+
+
+def cumulative_sum(x: Any) -> Any:
+    """Give the running sum along the last axis, in the dtype of `x`."""
+    if framework(x) == "torch":
+        return x.cumsum(-1, dtype=x.dtype)
+    return namespace(framework(x) or "numpy").cumsum(x, axis=-1, dtype=x.dtype)
+
+
+def search_sorted(sorted_rows: Any, values: Any, side: str) -> Any:
+    """Binary search in each row: where `values` (B, M) would stand in `sorted_rows` (B, N); int32."""
+    kind = framework(values)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        if sorted_rows.dtype != values.dtype:
+            sorted_rows, values = sorted_rows.to(torch.int64), values.to(torch.int64)
+        return torch.searchsorted(
+            sorted_rows.contiguous(), values.contiguous(), right=side == "right", out_int32=True
+        )
+    if kind == "jax":
+        jax = sys.modules["jax"]
+        return jax.vmap(lambda a, v: jax.numpy.searchsorted(a, v, side=side).astype("int32"))(
+            sorted_rows, values
+        )
+    rows = [np.searchsorted(a, v, side=side) for a, v in zip(sorted_rows, values, strict=True)]  # type: ignore[call-overload]
+    return np.stack(rows).astype(np.int32) if rows else np.zeros(values.shape, np.int32)

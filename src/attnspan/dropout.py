@@ -1,0 +1,150 @@
+r"""Dropout bits from a counter: the same in every framework, tiling and thread count.
+
+Once a row, (r1, r2, ·, ·) = Philox4x32-10 [1]_ with counter (query i, n, 0, 0) and the seed's two
+words as key; n numbers the leading axes of the output in row-major order. Then per key j, modulo
+2³²::
+
+    x = r1 ^ (j * 0x9E3779B9); x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x ^= r2
+    x *= 0x846ca68b; x ^= x >> 16;  keep = x >= floor(p * 2**32)
+
+A word is uint32 in NumPy and JAX, and int64 masked to 32 bits in PyTorch, whose unsigned types lack
+operators.
+
+References
+----------
+.. [1] Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from attnspan.arrays import framework, is_integer, namespace, quiet
+from attnspan.errors import refusal
+
+__all__ = ["keep_bits", "seed_words"]
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def seed_words(rng: Any, kind: str) -> tuple[Any, Any]:
+    """Turn what the caller gave as `rng` into the two words of a seed, low word first.
+
+    Parameters
+    ----------
+    rng : int, 0-d integer array, JAX key or torch.Generator
+        Integers count modulo 2⁶⁴; a generator is drawn from once.
+    kind : str
+        The framework of the call.
+    """
+    if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
+        seed = int(rng) % 2**64
+        return seed & _MASK, seed >> 32
+    home = framework(rng)
+    if home == "jax" and kind == "jax":
+        return _jax_words(rng)
+    if home == "numpy" and is_integer(rng) and rng.shape == ():
+        return seed_words(int(rng), kind)
+    if home == "torch" and kind == "torch" and is_integer(rng) and tuple(rng.shape) == ():
+        seed = rng.long()
+        return seed & _MASK, (seed >> 32) & _MASK
+    if kind == "torch" and isinstance(rng, sys.modules["torch"].Generator):
+        torch = sys.modules["torch"]
+        drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, generator=rng, device=rng.device)
+        return drawn & _MASK, (drawn >> 32) & _MASK
+    raise refusal(
+        "rng",
+        rng,
+        "an integer, a 0-d integer array, a JAX key (for JAX arrays) or a torch.Generator (for PyTorch)",
+    )
+
+
+def _jax_words(rng: Any) -> tuple[Any, Any]:
+    jax = sys.modules["jax"]
+    jnp = jax.numpy
+    if jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        if rng.shape != ():
+            raise refusal("rng", rng, "one key", "split keys are used one a call")
+        data = jax.random.key_data(rng)
+        data = data if data.shape == (2,) else jax.random.bits(rng, (2,), "uint32")
+        return data[1], data[0]
+    if rng.dtype == jnp.uint32 and rng.shape == (2,):  # a raw key, as of jax.random.PRNGKey
+        return rng[1], rng[0]
+    if not is_integer(rng) or rng.shape != ():
+        raise refusal("rng", rng, "a JAX key or a 0-d integer array")
+    low = rng.astype(jnp.uint32)
+    if rng.dtype.itemsize == 8:
+        return low, (rng >> 32).astype(jnp.uint32)
+    return low, jnp.where(rng < 0, jnp.uint32(_MASK), jnp.uint32(0))
+
+
+def keep_bits(words: tuple[Any, Any], queries: Any, lead: tuple[int, ...], S: int, p: float) -> Any:
+    """Draw which weights stay.
+
+    Parameters
+    ----------
+    words : tuple
+        From `seed_words`.
+    queries : array
+        ``(L,)``: positions of the queries; its library and device are the answer's.
+    lead : tuple of int
+        The leading axes of the output.
+    S : int
+        Keys.
+    p : float
+        The share dropped, 0 ≤ p < 1.
+
+    Returns
+    -------
+    bool array
+        ``(*lead, L, S)``, True = keep.
+    """
+    kind = framework(queries) or "numpy"
+    xp = namespace(kind)
+    on = {"device": queries.device} if kind == "torch" else {}
+    wide = xp.int64 if kind == "torch" else xp.uint32
+
+    def word(c: Any) -> Any:
+        if kind == "torch":
+            return c
+        return xp.asarray(c, dtype=xp.uint32) if framework(c) is None else c.astype(xp.uint32)
+
+    def times(a: Any, c: int) -> Any:
+        return a * word(c) & word(_MASK)
+
+    n = xp.astype(xp.arange(math.prod(lead), **on), wide).reshape((*lead, 1))
+    i = xp.astype(queries, wide)
+    keys = xp.astype(xp.arange(S, **on), wide)
+    with quiet(queries):  # NumPy warns of scalars that wrap, as they are meant to
+        r1, r2 = _philox(i + 0 * n, n + 0 * i, [word(w) for w in words], word, times)
+        x = r1[..., None] ^ times(keys, 0x9E3779B9)
+        x = times(x ^ (x >> 16), 0x7FEB352D)
+        x = times((x ^ (x >> 15)) ^ r2[..., None], 0x846CA68B)
+        return (x ^ (x >> 16)) >= word(int(p * 2**32))
+
+
+def _philox(c0: Any, c1: Any, key: list[Any], word: Any, times: Any) -> tuple[Any, Any]:
+    """Philox4x32-10 of the counters (c0, c1, 0, 0): its first two words."""
+    c2 = c3 = c0 * 0
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = _high(c0, _MULTIPLIERS[0], word), times(c0, _MULTIPLIERS[0])
+        high1, low1 = _high(c2, _MULTIPLIERS[1], word), times(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + word(_WEYL[0])) & word(_MASK), (k1 + word(_WEYL[1])) & word(_MASK)
+    return c0, c1
+
+
+def _high(a: Any, c: int, word: Any) -> Any:
+    """Give the high word of a 32 x 32 bit product by halves, so that 32-bit words are enough."""
+    low, high = a & word(0xFFFF), a >> word(16)
+    c_low, c_high = word(c & 0xFFFF), word(c >> 16)
+    cross1, cross2 = high * c_low, low * c_high
+    middle = (low * c_low >> word(16)) + (cross1 & word(0xFFFF)) + (cross2 & word(0xFFFF))
+    return high * c_high + (cross1 >> word(16)) + (cross2 >> word(16)) + (middle >> word(16))

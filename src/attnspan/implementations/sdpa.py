@@ -1,0 +1,174 @@
+"""PyTorch's own kernel, where its answer is ours.
+
+Rows and keys that nobody sees are zeroed before it, empty rows are emptied behind it, and what it
+cannot do is a reason against.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from attnspan.arrays import cumulative_sum, is_torch_compiling, is_transformed
+from attnspan.implementations.base import (
+    Implementation,
+    poisoned_rows,
+    seen_keys,
+    visible,
+    without,
+    zeroed,
+)
+from attnspan.masks import Causal
+from attnspan.request import Request
+from attnspan.scores import Bilinear, Cosine, Dot, Gaussian, LowRankBilinear, ScaledDot
+from attnspan.scores.base import DotForm, in_dtype
+
+__all__ = ["SDPA"]
+
+_DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
+
+
+def reasons_against(request: Request) -> list[str]:
+    """Say what PyTorch's kernel cannot do, or does otherwise than we mean it."""
+    if request.kind != "torch":
+        return [f"the arrays are {request.kind}'s, not PyTorch's"]
+    reasons = []
+    if not isinstance(request.score, _DOT_FORMS):
+        name = getattr(request.score, "__name__", type(request.score).__name__)
+        reasons.append(f"the score {name} is no dot form")
+    if request.softcap is not None:
+        reasons.append("it has no softcap")
+    if request.sink is not None:
+        reasons.append("it has no sink")
+    if request.dropout:
+        reasons.append("its dropout draws other bits than ours")
+    if not request.sizes.S or not request.sizes.L:
+        reasons.append("there is nothing to attend to" if request.sizes.L else "there is no query")
+    if any(is_transformed(x) for _, x in request.arrays() if type(x).__module__.startswith("torch")):
+        reasons.append("it has no derivative under forward mode and torch.func transforms")
+    return reasons
+
+
+def attend(request: Request) -> Any:
+    """Compute the output ``(B, ..., H, L, E)`` with torch.nn.functional.scaled_dot_product_attention."""
+    xp, sizes = request.xp, request.sizes
+    causal = _is_top_left_causal(request)
+    k, v, S = request.k, request.v, sizes.S
+    if causal and sizes.S > sizes.L:  # no query sees the keys behind the last query
+        k, v, S = k[..., : sizes.L, :], v[..., : sizes.L, :], sizes.L
+    seen = None if causal else visible(request)
+    keep = None if seen is None else seen.keep
+    bias = None if seen is None else seen.bias
+    sees = None if keep is None else keep.any(-1)
+    live = None if keep is None else seen_keys(keep, sizes.G)
+    q, bad_q = without(xp, zeroed(xp, request.q, sees))
+    k, bad_k = without(xp, zeroed(xp, k, live))
+    v, bad_v = without(xp, zeroed(xp, v, live))
+    bad = bad_k | bad_v
+    if causal:
+        reach = xp.clip(xp.arange(sizes.L, device=q.device), None, S - 1)
+        seen_bad = (cumulative_sum(xp.astype(bad, xp.int32)) > 0)[..., reach]
+        poisoned = bad_q | seen_bad.repeat_interleave(sizes.H // sizes.G, -2)
+    else:
+        poisoned = bad_q | poisoned_rows(keep, bad, sizes.H)
+    q, k, v, scale, bias = _lowered(request, q, k, v, sees, bias)
+    if keep is not None:
+        keep = keep | ~sees[..., None]  # an empty row is emptied behind the kernel
+        bias = keep if bias is None else xp.where(keep, bias, -float("inf"))
+    out = _kernel(q, k, v, bias, causal, scale, sizes.H != k.shape[-3])
+    if sees is not None:
+        out = xp.where(sees[..., None], out, 0.0)
+    out = xp.where(poisoned[..., None], float("nan"), out)
+    return xp.astype(xp.broadcast_to(out, (*sizes.lead, sizes.L, sizes.E)), request.q.dtype, copy=False)
+
+
+def _is_top_left_causal(request: Request) -> bool:
+    """Tell whether the mask is the one PyTorch's ``is_causal`` means."""
+    mask = request.mask
+    if type(mask) is not Causal or request.bias is not None:
+        return False
+    if isinstance(request.score, Gaussian):  # its key bias takes the place of the flag
+        return False
+    square = request.sizes.L == request.sizes.S
+    return mask.align in (0, "top_left") or (square and mask.align in (None, "bottom_right"))
+
+
+def _lowered(request: Request, q: Any, k: Any, v: Any, sees: Any, bias: Any) -> Any:
+    """Bring score and bias to the kernel's terms: q, k, v, scale and an additive mask.
+
+    Half precision goes in as it is only where nothing is computed before the kernel.
+    """
+    score = request.score
+    plain = type(score) is Dot or (type(score) is ScaledDot and not hasattr(score.scale, "shape"))
+    if not plain or bias is not None:
+        q, k, v = (request.xp.astype(x, request.accumulation, copy=False) for x in (q, k, v))
+    form = score.lower(q, k, sees, request.sizes)
+    assert isinstance(form, DotForm)
+    q, scale = form.q, form.scale
+    if not isinstance(scale, (int, float)):
+        q, scale = q * scale, 1.0
+    if form.key_bias is not None:
+        added = form.key_bias[..., None, :] * in_dtype(form.scale, q)
+        bias = added if bias is None else bias + added
+    return q, form.k, v, float(scale), bias
+
+
+def _kernel(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float, grouped: bool) -> Any:
+    """Call PyTorch's kernel, by a route that can be differentiated twice where that may be asked."""
+    torch = sys.modules["torch"]
+
+    def call(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+
+    inputs = [x for x in (q, k, v, mask) if x is not None]
+    if is_torch_compiling() or not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
+        return call(q, k, v, mask)
+    return _twice_differentiable().apply(call, q, k, v, mask)
+
+
+@functools.cache
+def _twice_differentiable() -> Any:
+    """Make the autograd function: the kernel's own backward, and its math twin where a graph is asked.
+
+    The kernel's backward has no derivative of its own; the formula it computes has.
+    """
+    torch = sys.modules["torch"]
+
+    class TwiceDifferentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, call: Any, *inputs: Any) -> Any:
+            ctx.call = call
+            ctx.save_for_backward(*inputs)
+            ctx.leaves = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in inputs]
+            with torch.enable_grad():
+                ctx.out = call(*ctx.leaves)
+            return ctx.out.detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            if torch.is_grad_enabled():  # create_graph=True
+                inputs = ctx.saved_tensors
+                with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                    out = ctx.call(*inputs)
+            else:
+                inputs, out = ctx.leaves, ctx.out
+            wanted = [n for n, x in enumerate(inputs) if x is not None and x.requires_grad]
+            found = torch.autograd.grad(
+                out,
+                [inputs[n] for n in wanted],
+                gradient,
+                create_graph=torch.is_grad_enabled(),
+                retain_graph=True,
+            )
+            grads: list[Any] = [None] * (1 + len(inputs))
+            for n, g in zip(wanted, found, strict=True):
+                grads[1 + n] = g
+            return tuple(grads)
+
+    return TwiceDifferentiable
+
+
+SDPA = Implementation("sdpa", reasons_against, attend)

@@ -1,0 +1,160 @@
+"""Packed documents said by offsets: intervals by construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attnspan.arrays import framework, is_array, is_integer, look, namespace, search_sorted
+from attnspan.errors import describe, refusal
+from attnspan.masks.base import Mask, MaskSizes
+from attnspan.masks.bound import Bound, Frame
+from attnspan.masks.documents import checked_each, shifted
+from attnspan.masks.spans import make_spans
+from attnspan.values import show
+
+__all__ = ["Packed"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Packed(Mask):
+    """Each query sees the keys of its own document: offsets[n] ≤ q, k < offsets[n + 1].
+
+    Made by `Documents.from_lengths` and `Documents.from_offsets`.
+
+    Parameters
+    ----------
+    offsets, key_offsets : integer array
+        ``(N + 1,)`` or ``(B, N + 1)``: document n holds the positions offsets[n] up to
+        offsets[n + 1].
+    each : Mask, optional
+        A mask run inside each document, in its own ranks and counts.
+    exact : bool
+        Whether the last offset must be the length; else what lies behind is padding.
+    """
+
+    offsets: Any = field(metadata={"positional": True})
+    key_offsets: Any = None
+    each: Mask | None = None
+    exact: bool = False
+
+    def _check(self) -> None:
+        for name in ("offsets", "key_offsets"):
+            x = getattr(self, name)
+            if x is None and name == "key_offsets":
+                continue
+            if not is_array(x) or not is_integer(x) or len(x.shape) not in (1, 2) or not x.shape[-1]:
+                raise refusal(name, x, "an integer array (N + 1,) or (B, N + 1)")
+            seen = look(x)
+            if seen is not None and seen.size:
+                if (seen[..., 0] != 0).any() or (np.diff(seen, axis=-1) < 0).any():
+                    text = seen.tolist() if seen.size < 32 else describe(x)
+                    raise refusal(
+                        name, str(text), "offsets that start at 0 and do not decrease", "cumulative lengths"
+                    )
+        if self.key_offsets is not None and self.key_offsets.shape[-1] != self.offsets.shape[-1]:
+            raise refusal(
+                "key_offsets", self.key_offsets, f"as many documents as offsets {describe(self.offsets)}"
+            )
+        self._set("each", checked_each(self.each, self.key_offsets is not None))
+
+    @property
+    def _keys(self) -> Any:
+        return self.offsets if self.key_offsets is None else self.key_offsets
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, x in (("", self.offsets), ("key_", self.key_offsets)):
+            if x is not None:
+                text = show(x if self.exact else x[..., 1:] - x[..., :-1])
+                parts.append(f"{name}{'offsets' if self.exact else 'lengths'}={text}" if name else text)
+        if self.each is not None:
+            parts.append(f"each={self.each!r}")
+        return f"Documents.{'from_offsets' if self.exact else 'from_lengths'}({', '.join(parts)})"
+
+    def check(self, sizes: MaskSizes) -> None:
+        if self.key_offsets is None and sizes.L != sizes.S:
+            raise refusal(
+                "Documents",
+                f"one list of lengths for {sizes.L} queries and {sizes.S} keys",
+                "the documents' key lengths too, where the lengths differ",
+            )
+        for name, x, n in (("offsets", self.offsets, sizes.L), ("key_offsets", self._keys, sizes.S)):
+            if len(x.shape) == 2 and sizes.B is not None and x.shape[0] not in (1, sizes.B):
+                raise refusal(name, x, f"B = {sizes.B} (or 1) on axis 0")
+            seen = look(x)
+            if seen is None or not seen.size:
+                continue
+            ends = seen[..., -1]
+            if ends.max() > n or (self.exact and ends.min() != n):
+                what = f"documents that end at {n}" if self.exact else f"documents that end at {n} or before"
+                raise refusal(f"Documents {name}", f"documents that end at {int(ends.max())}", what)
+
+    def with_align(self, align: Any) -> Mask:
+        return self  # the alignment of `each` speaks of a document, not of the call
+
+    def why_bits(self) -> list[str]:
+        return [] if self.each is None else self.each.why_bits()
+
+    def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
+        doc, key_doc = _which(self.offsets, q), _which(self._keys, k)
+        last = self.offsets.shape[-1] - 1
+        seen = (doc == key_doc) & (doc < last)
+        if self.each is None or last == 0:
+            return seen
+        xp = namespace(framework(self.offsets) or "numpy")
+        doc, key_doc = (xp.clip(x, 0, last - 1) for x in (doc, key_doc))
+        first, key_first = _table(self.offsets, doc), _table(self._keys, key_doc)
+        count = _table(self.offsets, doc + 1) - first
+        key_count = _table(self._keys, doc + 1) - _table(self._keys, doc)
+        return seen & self.each.keep(q - first, k - key_first, count, key_count)
+
+    def lower(self, frame: Frame) -> Bound:
+        last = self.offsets.shape[-1] - 1
+        doc = _which(self.offsets, frame.q)
+        inside = doc < last
+        if last == 0:
+            zero = doc * 0
+            return Bound(make_spans(zero, zero, frame.S))
+        doc = frame.xp.clip(doc, 0, last - 1)
+        first = _table(self._keys, doc)
+        count = (_table(self._keys, doc + 1) - first) * inside
+        if self.each is None:
+            return Bound(make_spans(first, first + count, frame.S))
+        begin = _table(self.offsets, doc)
+        key_doc = frame.xp.clip(_which(self._keys, frame.k), 0, last - 1)
+        part = Frame(
+            frame.xp, frame.device, frame.q - begin, frame.k - _table(self._keys, key_doc),
+            _table(self.offsets, doc + 1) - begin, count, frame.rows, frame.columns,
+        )  # fmt: skip
+        return shifted(self.each.lower(part), first, count, frame)
+
+
+def _which(offsets: Any, at: Any) -> Any:
+    """Number the document that holds each position; positions behind the last get its number + 1."""
+    xp = namespace(framework(offsets) or "numpy")
+    like = offsets[..., :1]
+    at = like * 0 + at if isinstance(at, int) else at
+    rows = offsets if len(offsets.shape) == 2 else offsets[None, :]
+    shape = at.shape
+    flat = xp.astype(at, offsets.dtype).reshape((1, -1))
+    wanted = xp.broadcast_to(flat, (rows.shape[0], flat.shape[-1]))
+    found = search_sorted(rows[:, 1:], wanted, "right") if rows.shape[-1] > 1 else xp.zeros_like(wanted)
+    if len(offsets.shape) == 1:
+        return found.reshape(shape)
+    return found.reshape((rows.shape[0], 1, *shape[-2:])) if len(shape) >= 2 else found[:, None, None, :]
+
+
+def _table(offsets: Any, doc: Any) -> Any:
+    """Look the offsets of documents up; `doc` comes from `_which`, one row a sequence."""
+    if len(offsets.shape) == 1:
+        return offsets[doc]
+    xp = namespace(framework(offsets) or "numpy")
+    B = max(offsets.shape[0], doc.shape[0])
+    flat = xp.broadcast_to(doc, (B, *doc.shape[1:])).reshape((B, -1))
+    rows = xp.broadcast_to(offsets, (B, offsets.shape[-1]))
+    found = xp.take_along_axis(rows, xp.astype(flat, xp.int64), axis=-1)
+    return found.reshape((B, *doc.shape[1:]))
+

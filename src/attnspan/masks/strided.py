@@ -1,0 +1,59 @@
+"""Every n-th key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnspan.masks.base import Mask, checked_align, counted, four, offset
+
+__all__ = ["Strided"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Strided(Mask):
+    """Each query sees every step-th key: (q + align - k) mod step = phase.
+
+    Kept as bits: the pattern is no union of few intervals. The strided part of sparse transformers
+    [1]_ is ``Strided(step) & Causal()``.
+
+    Parameters
+    ----------
+    step : int or integer array
+        Distance between the keys, 1 or more.
+    phase : int or integer array
+        Which of the `step` residues is seen.
+    align : {"top_left", "bottom_right"}, int or integer array, optional
+        The key position at which query 0 stands; must be said where L ≠ S.
+
+    Raises
+    ------
+    ArgumentError
+        If a step is below 1, or L ≠ S and the alignment is unsaid.
+
+    References
+    ----------
+    .. [1] Child et al., "Generating long sequences with sparse transformers", 2019, section 4.2.
+
+    Examples
+    --------
+    >>> print(Strided(2).picture(4, 4))
+    █·█·
+    ·█·█
+    █·█·
+    ·█·█
+    """
+
+    step: Any = field(metadata={"positional": True})
+    phase: Any = 0
+    align: Any = None
+
+    def _check(self) -> None:
+        what = "a distance of 1 or more keys"
+        self._set("step", counted("step", self.step, least=1, what=what))
+        self._set("phase", counted("phase", self.phase, least=None, what="an integer"))
+        self._set("align", checked_align(self.align))
+
+    def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
+        step = four(self.step)
+        return (q + offset(self.align, L, S, self) - k - four(self.phase)) % step == 0

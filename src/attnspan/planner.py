@@ -1,0 +1,170 @@
+"""The planner: asks each implementation for its reasons against, and says what it chose and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from attnspan.arrays import is_torch_compiling, look
+from attnspan.errors import NotSupportedError, describe, refusal
+from attnspan.implementations import IMPLEMENTATIONS, Implementation
+from attnspan.masks.base import Mask
+from attnspan.request import Request
+from attnspan.scores import Additive, Score
+
+__all__ = ["Cost", "Plan", "choose", "plan_of"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call costs.
+
+    Attributes
+    ----------
+    pairs : int or None
+        Visible pairs over batch and heads; None where the mask's values are not seen.
+    operations : int or None
+        Floating-point operations these pairs need.
+    bytes : int
+        Bytes of q, k, v and the output.
+    intermediate : int
+        Bytes of the largest array the chosen implementation writes out besides.
+    """
+
+    pairs: int | None
+    operations: int | None
+    bytes: int
+    intermediate: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """EXPLAIN for attention: what runs, what was refused and why, and what it costs.
+
+    Attributes
+    ----------
+    implementation : str
+        What runs.
+    refused : tuple of (str, tuple of str)
+        The implementations that cannot, each with its reasons.
+    request : str
+        Sizes, dtype and framework in words.
+    score, mask : str
+        As they print.
+    mask_form : str
+        How the mask is kept: intervals, or bits and why.
+    cost : Cost
+        Operations, bytes, visible pairs.
+    """
+
+    implementation: str
+    refused: tuple[tuple[str, tuple[str, ...]], ...]
+    request: str
+    score: str
+    mask: str
+    mask_form: str
+    cost: Cost
+
+    def __str__(self) -> str:
+        cost = self.cost
+        lines = [
+            f"attention   {self.request}",
+            f"score       {self.score}",
+            f"mask        {self.mask}",
+            f"            {self.mask_form}",
+            f"runs        {self.implementation}",
+        ]
+        for name, reasons in self.refused:
+            lines.append(f"refused     {name}: {'; '.join(reasons)}")
+        pairs = "unknown (the mask is traced)" if cost.pairs is None else f"{cost.pairs:,}"
+        work = "unknown" if cost.operations is None else f"{cost.operations:,}"
+        lines.append(f"cost        {pairs} visible pairs, {work} operations")
+        lines.append(f"            {cost.bytes:,} bytes in and out, {cost.intermediate:,} bytes between")
+        return "\n".join(lines)
+
+
+def choose(request: Request, name: str) -> Implementation:
+    """Pick the implementation of a request: the named one or none, or the first that can.
+
+    Raises
+    ------
+    ArgumentError
+        If no implementation has that name.
+    NotSupportedError
+        If the named one cannot; all its reasons are listed.
+    """
+    if name == "auto":
+        for one in IMPLEMENTATIONS:
+            if not one.reasons_against(request):
+                return one
+    for one in IMPLEMENTATIONS:
+        if one.name == name:
+            reasons = one.reasons_against(request)
+            if reasons:
+                raise NotSupportedError(
+                    f"implementation={name!r} cannot do this: {'; '.join(reasons)}; "
+                    'implementation="auto" chooses one that can'
+                )
+            return one
+    known = ", ".join(repr(one.name) for one in IMPLEMENTATIONS)
+    raise refusal("implementation", name, f"'auto' or one of {known}")
+
+
+def plan_of(request: Request, name: str) -> Plan:
+    """Explain what a request would run."""
+    chosen = choose(request, name)
+    refused = []
+    for one in IMPLEMENTATIONS:
+        reasons = one.reasons_against(request)
+        if reasons:
+            refused.append((one.name, tuple(reasons)))
+    score = request.score
+    return Plan(
+        implementation=chosen.name,
+        refused=tuple(refused),
+        request=f"{request.sizes} {describe(request.q).split('[')[0]} {request.kind}",
+        score=repr(score) if isinstance(score, Score) else getattr(score, "__name__", repr(score)),
+        mask="none: every query sees every key" if request.mask is None else repr(request.mask),
+        mask_form=_mask_form(request.mask),
+        cost=_cost(request, chosen),
+    )
+
+
+def _mask_form(mask: Mask | None) -> str:
+    if mask is None:
+        return "one interval a query"
+    reasons = mask.why_bits()
+    return f"kept as bits: {'; '.join(reasons)}" if reasons else "kept as intervals, O(L) memory"
+
+
+def _cost(request: Request, chosen: Implementation) -> Cost:
+    sizes = request.sizes
+    calls = math.prod(sizes.lead)
+    pairs: Any = calls * sizes.L * sizes.S
+    if request.mask is not None:
+        pairs = _visible_pairs(request)
+    width = sizes.Dq + sizes.E
+    if isinstance(request.score, Additive):
+        width = 2 * request.score.w_v.shape[-1] + sizes.E
+    item = request.q.dtype.itemsize
+    out = calls * sizes.L * sizes.E
+    moved = sum(math.prod(x.shape) for x in (request.q, request.k, request.v)) + out
+    between = 0
+    if chosen.name == "eager":
+        between = calls * sizes.L * sizes.S * max(item, 4)
+        if isinstance(request.score, Additive):
+            between *= request.score.w_v.shape[-1]
+    elif request.mask is not None:
+        between = sizes.B * sizes.L * sizes.S
+    return Cost(pairs, None if pairs is None else 2 * pairs * width, moved * item, between)
+
+
+def _visible_pairs(request: Request) -> int | None:
+    """Count the visible pairs over the call's batch and heads, where the mask's values are seen."""
+    mask, sizes = request.mask, request.sizes
+    assert mask is not None
+    if is_torch_compiling() or any(look(x) is None for _, x in mask.arrays()):
+        return None
+    counts = mask.pairs_per_head(sizes.L, sizes.S)
+    return int(counts.sum()) * (math.prod(sizes.lead) // (counts.shape[0] * counts.shape[1]))

@@ -1,0 +1,223 @@
+"""One attention call, checked: the record that is passed on to planner and implementations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attnspan.arrays import accumulation_dtype, framework, is_array, is_boolean, is_floating, namespace
+from attnspan.biases import ALiBi
+from attnspan.dropout import seed_words
+from attnspan.errors import describe, refusal
+from attnspan.masks.base import Mask, MaskSizes, as_mask
+from attnspan.masks.dense import Dense
+from attnspan.masks.everything import Everything
+from attnspan.scores import ScaledDot, Score
+from attnspan.shapes import Sizes, check_parameter, inner, sizes_of
+from attnspan.values import Value
+
+__all__ = ["Request", "request_of"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Request(Value):
+    """Everything one call asked for, in the inner form of shapes.
+
+    Attributes
+    ----------
+    q, k, v : array
+        ``(B, ..., H, L, Dq)``, ``(B, ..., G, S, Dk)``, ``(B, ..., G, S, E)`` in the caller's dtype.
+    score : Score or callable
+        How well a key matches.
+    mask : Mask or None
+        Which keys are seen, alignment filled in; None means all.
+    bias : array, ALiBi or None
+        What is added; an array broadcasts to the scores.
+    softcap, sink : number, array or None
+        As the caller gave them.
+    dropout : float
+        The share of weights dropped.
+    low, high : int, array or None
+        The words of the seed.
+    sizes : Sizes
+        The letters.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    score: Any
+    mask: Mask | None
+    bias: Any
+    softcap: Any
+    sink: Any
+    dropout: float
+    low: Any
+    high: Any
+    sizes: Sizes
+
+    @property
+    def kind(self) -> str:
+        """The framework of the call."""
+        return framework(self.q) or "numpy"
+
+    @property
+    def xp(self) -> Any:
+        """The namespace of the call."""
+        return namespace(self.kind)
+
+    @property
+    def accumulation(self) -> Any:
+        """The dtype sums run in."""
+        return accumulation_dtype(self.q)
+
+
+def request_of(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: Any = None,
+    sink: Any = None,
+    align: Any = None,
+    dropout: float = 0.0,
+    rng: Any = None,
+) -> Request:
+    """Check the arguments of `attnspan.attention` before any compute, and make the record."""
+    sizes = sizes_of(q, k, v)
+    kind = framework(q) or "numpy"
+    low, high = _checked_dropout(dropout, rng, kind)
+    return Request(
+        *(inner(x, sizes.ndim) for x in (q, k, v)),
+        score=_checked_score(score, sizes, kind),
+        mask=_checked_mask(mask, align, sizes, q),
+        bias=_checked_bias(bias, align, sizes, kind),
+        softcap=_checked_softcap(softcap),
+        sink=_checked_sink(sink, sizes),
+        dropout=float(dropout),
+        low=low,
+        high=high,
+        sizes=sizes,
+    )
+
+
+def _checked_score(score: Any, sizes: Sizes, kind: str) -> Any:
+    if score is None:
+        score = ScaledDot()
+    if isinstance(score, type):
+        raise refusal("score", f"the class {score.__name__}", "a score", f"write {score.__name__}(...)")
+    if isinstance(score, str) or not (isinstance(score, Score) or callable(score)):
+        raise refusal(
+            "score", score, "a score of attnspan.scores or a function fn(q_tile, k_tile) -> scores"
+        )
+    if isinstance(score, Score):
+        score.check(sizes)
+        for name, x in score.arrays():
+            if framework(x) not in (kind, "numpy"):
+                raise refusal("score", f"{name} of {framework(x)} beside {kind} queries", f"arrays of {kind}")
+    return score
+
+
+def _checked_mask(mask: Any, align: Any, sizes: Sizes, q: Any) -> Mask | None:
+    if mask is None or type(mask) is Everything:
+        return None
+    if isinstance(mask, type):
+        raise refusal("mask", f"the class {mask.__name__}", "a mask", f"write {mask.__name__}(...)")
+    mask = as_mask(mask)
+    if align is not None:
+        mask = mask.with_align(align)
+    for part in mask.values():
+        if isinstance(part, Dense):
+            axes = len(part.array.shape)
+            if axes > 2 and axes != min(sizes.ndim, 4):
+                raise refusal(
+                    "mask",
+                    f"{describe(part.array)} beside {sizes.ndim}-D queries {describe(q)}",
+                    f"{min(sizes.ndim, 4)} axes (B|1, {'H|1, ' if sizes.ndim > 3 else ''}L|1, S|1), or two (L, S)",
+                    "say which axis is meant: mask[:, None] for (B, 1, L, S), mask[None] for (1, H, L, S)"
+                    if axes == 3
+                    else "",
+                )
+    mask.check(mask_sizes(sizes))
+    return mask
+
+
+def mask_sizes(sizes: Sizes) -> MaskSizes:
+    """Give the sizes a mask is checked against."""
+    return MaskSizes(sizes.L, sizes.S, sizes.B, sizes.H)
+
+
+def _checked_bias(bias: Any, align: Any, sizes: Sizes, kind: str) -> Any:
+    if bias is None:
+        return None
+    if isinstance(bias, ALiBi):
+        bias = bias.with_align(align) if align is not None else bias
+        bias.check(sizes)
+        return bias
+    if not is_array(bias):
+        raise refusal("bias", bias, "a floating-point array that broadcasts to the scores, or ALiBi(slopes)")
+    if framework(bias) != kind:
+        raise refusal("bias", f"{framework(bias)} {describe(bias)}", f"an array of {kind}, as q is")
+    if not is_floating(bias):
+        fix = "a boolean array is a mask: pass it as mask=" if is_boolean(bias) else ""
+        raise refusal("bias", bias, "a floating-point array that broadcasts to the scores", fix)
+    shape = tuple(bias.shape)
+    full = (*sizes.lead, sizes.L, sizes.S)
+    if sizes.ndim < 4:
+        full = (*sizes.lead[: sizes.ndim - 2], sizes.L, sizes.S)
+    needed = f"a shape that broadcasts to the scores {full}"
+    if len(shape) > 2 and len(shape) != sizes.ndim:
+        raise refusal(
+            "bias",
+            f"{describe(bias)} beside {sizes.ndim}-D queries",
+            f"{sizes.ndim} axes or at most two (L, S)",
+            "say which axis is meant: bias[:, None] for (B, 1, L, S), bias[None] for (1, H, L, S)",
+        )
+    tail = full[len(full) - len(shape) :]
+    if any(n not in (1, m) for n, m in zip(shape, tail, strict=True)):
+        raise refusal("bias", bias, needed)
+    if len(shape) < 2:
+        bias = bias.reshape((1,) * (2 - len(shape)) + shape)
+    if len(bias.shape) == 2:
+        return bias.reshape((1,) * (len(sizes.lead)) + tuple(bias.shape))
+    return inner(bias, sizes.ndim)
+
+
+def _checked_softcap(softcap: Any) -> Any:
+    if softcap is None:
+        return None
+    number = isinstance(softcap, (int, float)) and not isinstance(softcap, bool)
+    if not number and not (is_array(softcap) and softcap.shape == () and is_floating(softcap)):
+        raise refusal("softcap", softcap, "a positive number or None")
+    if number and not softcap > 0:
+        raise refusal("softcap", softcap, "a positive number or None", "None is no cap")
+    return softcap
+
+
+def _checked_sink(sink: Any, sizes: Sizes) -> Any:
+    if sink is None:
+        return None
+    number = isinstance(sink, (int, float)) and not isinstance(sink, bool)
+    if not number and not (is_array(sink) and is_floating(sink)):
+        raise refusal("sink", sink, "a number, or a floating-point array (B|1, H|1) of logits per head")
+    if not number and tuple(sink.shape):
+        check_parameter(tuple(sink.shape), "sink", sizes)
+    return sink
+
+
+def _checked_dropout(dropout: Any, rng: Any, kind: str) -> tuple[Any, Any]:
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise refusal("dropout", dropout, "a number p with 0 <= p < 1")
+    if dropout == 0:
+        return None, None
+    if rng is None:
+        raise refusal(
+            "rng",
+            f"nothing, with dropout={dropout}",
+            "a seed whenever dropout acts: an integer, a JAX key or a torch.Generator",
+            "at inference pass dropout=0.0",
+        )
+    return seed_words(rng, kind)

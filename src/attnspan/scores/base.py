@@ -1,0 +1,219 @@
+"""What a score is: how well a key matches a query, as a value that lowers to one of two forms.
+
+=============  ==============================================  =========================
+dot form       scale · (φ(q)·ψ(k) + key_bias + row constant)   dot, cosine, Gaussian, bilinear
+additive form  w·tanh(a + b)                                   additive (Bahdanau)
+=============  ==============================================  =========================
+
+A new score is one file: a frozen dataclass with `pair` (the meaning, for one query and one key) and
+`lower` (the same for all of them). A plain function of a tile of queries and a tile of keys is a
+score too; it has no form and is called.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from attnspan.arrays import framework, is_array, is_floating, namespace
+from attnspan.errors import refusal
+from attnspan.shapes import Sizes, left_aligned
+from attnspan.values import Value
+
+__all__ = [
+    "AdditiveForm",
+    "DotForm",
+    "Form",
+    "Score",
+    "aligned",
+    "checked_matrix",
+    "checked_number",
+    "in_dtype",
+    "per_head",
+    "xp_of",
+]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DotForm(Value):
+    """scale · (q·k + key_bias) + row constant, in the inner form of shapes.
+
+    Attributes
+    ----------
+    q, k : array
+        φ(q) ``(..., H, L, D)`` and ψ(k) ``(..., G or H, S, D)``.
+    scale : float or array
+        A number, or an array that broadcasts to ``(..., H, L, S)``.
+    key_bias : array or None
+        ``(..., H, S)``, before the scale.
+    row_constant : array or None
+        ``(..., H, L)``: softmax ignores it, log-sum-exp needs it.
+    """
+
+    q: Any
+    k: Any
+    scale: Any = 1.0
+    key_bias: Any = None
+    row_constant: Any = None
+
+    def rows(self, queries: Any) -> DotForm:
+        """Keep only some of the queries."""
+        constant = None if self.row_constant is None else self.row_constant[..., queries]
+        return DotForm(self.q[..., queries, :], self.k, self.scale, self.key_bias, constant)
+
+    def scores(self) -> Any:
+        """Write all scores out: ``(..., H, L, S)``."""
+        xp = xp_of(self.q)
+        scale = in_dtype(self.scale, self.q)
+        s = _grouped_product(xp, self.q * scale, self.k)  # scaled before it can overflow
+        if self.key_bias is not None:
+            s = s + self.key_bias[..., None, :] * scale
+        if self.row_constant is not None:
+            s = s + self.row_constant[..., None]
+        return s
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AdditiveForm(Value):
+    """w·tanh(a + b), in the inner form of shapes.
+
+    Attributes
+    ----------
+    a, b : array
+        Projected queries ``(..., H, L, F)`` and keys ``(..., G or H, S, F)``.
+    w : array
+        ``(F,)`` or ``(H, 1, 1, F)``.
+    """
+
+    a: Any
+    b: Any
+    w: Any
+
+    def rows(self, queries: Any) -> AdditiveForm:
+        """Keep only some of the queries."""
+        return AdditiveForm(self.a[..., queries, :], self.b, self.w)
+
+    def scores(self) -> Any:
+        """Write all scores out, ``(..., H, L, S)``, by way of the ``(..., L, S, F)`` activations."""
+        xp = xp_of(self.a)
+        b = per_head(self.b, self.a.shape[-3])
+        hidden = xp.tanh(self.a[..., :, None, :] + b[..., None, :, :])
+        return xp.sum(hidden * self.w, axis=-1)
+
+
+Form = DotForm | AdditiveForm
+
+
+class Score(Value):
+    """Abstract base of all scores: how well a key matches a query."""
+
+    @abstractmethod
+    def pair(self, q: Any, k: Any) -> Any:
+        """Give the score of one query and one key: the definition.
+
+        Parameters
+        ----------
+        q, k : array
+            ``(..., Dq)`` and ``(..., Dk)``; leading axes broadcast, as ``(B, H, L, 1, D)`` and
+            ``(B, H, 1, S, D)`` for all pairs.
+
+        Returns
+        -------
+        array
+            The scores, without the last axis.
+        """
+
+    @abstractmethod
+    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> Form:
+        """Bring all pairs into a form that kernels know.
+
+        Parameters
+        ----------
+        q, k : array
+            ``(..., H, L, Dq)`` and ``(..., G, S, Dk)`` in the accumulation dtype.
+        sees : bool array or None
+            ``(..., H, L)``: which queries see a key; None means all.
+        sizes : Sizes
+            The sizes of the call.
+        """
+
+    def check(self, sizes: Sizes) -> None:
+        """Refuse widths this score was not made for."""
+        if sizes.Dq != sizes.Dk:
+            raise refusal(
+                "q, k",
+                f"queries of width {sizes.Dq} and keys of width {sizes.Dk}",
+                f"equal widths for {type(self).__name__}",
+                "Bilinear and Additive take two widths",
+            )
+
+
+def xp_of(x: Any) -> Any:
+    """Give the namespace of an array."""
+    return namespace(framework(x) or "numpy")
+
+
+def in_dtype(x: Any, like: Any) -> Any:
+    """Bring a parameter to the dtype of `like`; numbers stay numbers."""
+    if not is_array(x):
+        return x
+    xp = xp_of(like)
+    if framework(x) == "numpy" and xp is not namespace("numpy"):
+        x = xp.asarray(x, device=like.device) if framework(like) == "torch" else xp.asarray(x)
+    return xp.astype(x, like.dtype, copy=False)
+
+
+def aligned(x: Any, like: Any, what: str, sizes: Sizes | None = None) -> Any:
+    """Bring a number-like parameter to `like`'s dtype and line it up with the scores."""
+    return left_aligned(in_dtype(x, like), len(like.shape), what, sizes)
+
+
+def per_head(x: Any, H: int) -> Any:
+    """Repeat key/value heads so that each query head has its own: axis -3 from G to H."""
+    G = x.shape[-3]
+    if G == H:
+        return x
+    xp = xp_of(x)
+    shape = x.shape
+    wide = xp.broadcast_to(x[..., :, None, :, :], (*shape[:-3], G, H // G, *shape[-2:]))
+    return wide.reshape((*shape[:-3], H, *shape[-2:]))
+
+
+def _grouped_product(xp: Any, q: Any, k: Any) -> Any:
+    """q·kᵀ where several query heads share a key head: keys are not copied."""
+    H, G = q.shape[-3], k.shape[-3]
+    kT = xp.matrix_transpose(k)
+    if H == G:
+        return xp.matmul(q, kT)
+    lead, L = q.shape[:-3], q.shape[-2]
+    s = xp.matmul(q.reshape((*lead, G, H // G * L, q.shape[-1])), kT)
+    return s.reshape((*s.shape[:-3], H, L, k.shape[-2]))
+
+
+def checked_number(name: str, x: Any, *, positive: bool = False) -> Any:
+    """Check a number-like parameter: a number, or a floating array of at most two axes."""
+    needed = f"a {'positive ' if positive else ''}number, or a floating-point array (B,) or (B|1, H|1)"
+    if isinstance(x, bool) or not (isinstance(x, (int, float)) or is_array(x)):
+        raise refusal(name, x, needed)
+    if is_array(x):
+        if not is_floating(x) or len(x.shape) > 2:
+            raise refusal(name, x, needed)
+    elif positive and not x > 0:
+        raise refusal(name, x, needed)
+    return x
+
+
+def checked_matrix(name: str, x: Any, axes: str, count: int) -> Any:
+    """Check a matrix or vector parameter, with an optional leading H."""
+    if not is_array(x) or not is_floating(x) or len(x.shape) not in (count, count + 1):
+        raise refusal(name, x, f"a floating-point array ({axes}) or (H, {axes})")
+    return x
+
+
+def check_heads(name: str, x: Any, count: int, sizes: Sizes) -> None:
+    """Refuse a parameter made for another number of heads."""
+    if len(x.shape) == count + 1 and x.shape[0] not in (1, sizes.H):
+        raise refusal(name, x, f"H = {sizes.H} (or 1) on axis 0")
+
+

@@ -1,0 +1,186 @@
+"""The masked softmax and the masked log-sum-exp, for an array of scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attnspan.arrays import (
+    accumulation_dtype,
+    device_of,
+    framework,
+    full_like_shape,
+    is_array,
+    is_floating,
+    is_integer,
+    look,
+    namespace,
+    quiet,
+    stop_gradient,
+)
+from attnspan.errors import describe, refusal
+from attnspan.masks.base import MaskSizes, as_mask
+from attnspan.masks.dense import Dense
+from attnspan.shapes import outer
+from attnspan.values import as_integers
+
+__all__ = ["masked_logsumexp", "masked_softmax", "softmax_parts"]
+
+
+def masked_softmax(scores: Any, valid_lens: Any = None, *, mask: Any = None) -> Any:
+    r"""Softmax over the last axis, of the valid entries alone.
+
+    .. math:: w_j = \frac{[j\ \text{visible}]\, e^{a_j}}{\sum_{j'} [j'\ \text{visible}]\, e^{a_{j'}}}
+
+    A row without a visible entry is all zero, and so is its gradient.
+
+    Parameters
+    ----------
+    scores : array
+        ``(..., S)`` of any rank, a floating dtype; (B, L, S) as in the textbook.
+    valid_lens : int or integer array, optional
+        A number, ``(B,)`` one per entry of the first axis, or ``(B, L)`` one per row: entries from
+        there on are excluded.
+    mask : Mask or bool array, optional
+        True = visible. With `valid_lens` too, both must agree.
+
+    Returns
+    -------
+    array
+        Weights of the shape and dtype of `scores`; float16 and bfloat16 are summed in float32.
+
+    Raises
+    ------
+    ArgumentError
+        If the lengths or the mask are of another kind or were made for other sizes, or a length is
+        seen to lie outside [0, S].
+
+    References
+    ----------
+    .. [1] Zhang et al., "Dive into Deep Learning", 2nd edition, section 10.2: masked softmax.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> masked_softmax(np.zeros((2, 1, 4)), np.array([2, 0])).tolist()
+    [[[0.5, 0.5, 0.0, 0.0]], [[0.0, 0.0, 0.0, 0.0]]]
+    """
+    s, keep = _accumulated(scores, valid_lens, mask)
+    with quiet(scores):
+        weights, _ = softmax_parts(s, keep)
+    return namespace(framework(scores) or "numpy").astype(weights, scores.dtype, copy=False)
+
+
+def masked_logsumexp(scores: Any, valid_lens: Any = None, *, mask: Any = None) -> Any:
+    r"""Log-sum-exp over the last axis, of the valid entries alone.
+
+    .. math:: \ell = \log \sum_j [j\ \text{visible}]\, e^{a_j}
+
+    A row without a visible entry is -inf with gradient 0. ``scores - masked_logsumexp(...)[..., None]``
+    is the masked log-softmax where visible.
+
+    Parameters
+    ----------
+    scores, valid_lens, mask
+        As in `masked_softmax`.
+
+    Returns
+    -------
+    array
+        ``(...)``: natural logarithms, float64 for float64 and else float32.
+
+    Raises
+    ------
+    ArgumentError
+        As `masked_softmax`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> masked_logsumexp(np.zeros((2, 3)), np.array([1, 0])).tolist()
+    [0.0, -inf]
+    """
+    s, keep = _accumulated(scores, valid_lens, mask)
+    with quiet(scores):
+        return softmax_parts(s, keep)[1]
+
+
+def softmax_parts(s: Any, keep: Any) -> tuple[Any, Any]:
+    """Give (weights, log-sum-exp) over the last axis; excluded scores may hold anything.
+
+    The mask decides what counts; the filler only keeps the exponential quiet. A score of -inf
+    excludes too. `keep` broadcasts to `s`; None shows all.
+    """
+    xp = namespace(framework(s) or "numpy")
+    there = s != -float("inf")
+    keep = there if keep is None else keep & there
+    if s.shape[-1] == 0:
+        top = full_like_shape(xp, device_of(s), (*s.shape[:-1], 1), 0.0, s.dtype)
+    else:
+        filled = xp.where(keep, stop_gradient(s), xp.finfo(s.dtype).min)
+        top = xp.max(filled, axis=-1, keepdims=True)
+    e = xp.where(keep, xp.exp(xp.where(keep, s, top) - top), 0.0)
+    total = xp.sum(e, axis=-1, keepdims=True)
+    empty = ~xp.any(keep, axis=-1, keepdims=True)
+    total = xp.where(empty, 1.0, total)
+    lse = xp.where(empty, -float("inf"), xp.log(total) + top)
+    return e / total, lse[..., 0]
+
+
+def _accumulated(scores: Any, valid_lens: Any, mask: Any) -> tuple[Any, Any]:
+    """Check the arguments; give the scores in the accumulation dtype, and which are visible."""
+    if not is_array(scores) or not is_floating(scores) or not scores.shape:
+        raise refusal("scores", scores, "a floating-point array (..., S)")
+    xp = namespace(framework(scores) or "numpy")
+    keep = None
+    if valid_lens is not None:
+        keep = _before(valid_lens, scores, xp)
+    if mask is not None:
+        seen = _visible(mask, scores)
+        keep = seen if keep is None else keep & seen
+    return xp.astype(scores, accumulation_dtype(scores), copy=False), keep
+
+
+def _before(lens: Any, scores: Any, xp: Any) -> Any:
+    """Mark the entries before the valid lengths."""
+    rank, S = len(scores.shape), scores.shape[-1]
+    lens = as_integers(lens)
+    needed = "a number, (B,) one per entry of the first axis, or (B, L) one per row"
+    if isinstance(lens, bool) or not (isinstance(lens, int) or (is_array(lens) and is_integer(lens))):
+        raise refusal("valid_lens", lens, f"integers: {needed}")
+    shape = tuple(getattr(lens, "shape", ()))
+    wanted = {0: (), 1: scores.shape[:1], 2: (*scores.shape[:1], *scores.shape[-2:-1])}.get(len(shape))
+    if wanted is None or shape != tuple(wanted) or rank <= len(shape):
+        raise refusal("valid_lens", lens, f"{needed}, for scores {describe(scores)}")
+    seen = look(lens) if is_array(lens) else np.asarray(lens)
+    if seen is not None and seen.size and (seen.min() < 0 or seen.max() > S):
+        given = f"{describe(lens)} with values from {seen.min()} to {seen.max()}"
+        raise refusal("valid_lens", given, f"lengths between 0 and S = {S}")
+    if shape:
+        home, own = framework(scores), framework(lens)
+        if own not in ("numpy", home):
+            raise refusal("valid_lens", f"a {own} array", f"an array of {home}, as the scores are")
+        device = device_of(scores)
+        lens = xp.asarray(lens) if device is None else xp.asarray(lens, device=device)
+        middle = (1,) * (rank - len(shape) - 1)
+        lens = lens.reshape((*shape[:1], *middle, *shape[1:], 1))
+    on = {} if device_of(scores) is None else {"device": scores.device}
+    return xp.arange(S, **on) < lens
+
+
+def _visible(mask: Any, scores: Any) -> Any:
+    """Mark the entries a mask shows, in the rank of the scores."""
+    rank = len(scores.shape)
+    full = (1,) * (4 - rank) + tuple(scores.shape) if rank != 3 else (scores.shape[0], 1, *scores.shape[1:])
+    mask = as_mask(mask)
+    for part in mask.values():
+        if isinstance(part, Dense) and len(part.array.shape) == 3 and rank >= 4:
+            raise refusal("mask", part.array, f"four axes beside scores {describe(scores)}")
+    sizes = MaskSizes(full[-2], full[-1], B=full[0], H=full[-3])
+    keep = mask.visible(full[-2], full[-1], like=scores, sizes=sizes)
+    if rank > 4:
+        return keep.reshape((keep.shape[0],) + (1,) * (rank - 4) + tuple(keep.shape[1:]))
+    if rank == 1:
+        return keep.reshape(keep.shape[-1:])
+    return outer(keep, rank, 2)
