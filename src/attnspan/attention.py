@@ -288,7 +288,7 @@ def _apart(request: Request) -> Request:
         leaves, tree = jax.tree_util.tree_flatten(request)
         return jax.tree_util.tree_unflatten(tree, jax.lax.optimization_barrier(leaves))
     if request.kind == "torch" and is_torch_compiling():
-        from attnspan.opaque import opaque
+        from attnspan.torch_ops import opaque
 
         return request.map_arrays(lambda x: opaque(x) if framework(x) == "torch" else x)
     return request

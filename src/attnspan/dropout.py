@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import framework, is_integer, namespace, quiet
+from attnspan.arrays import framework, is_array, is_integer, is_torch_compiling, namespace, quiet
 from attnspan.errors import refusal
 
-__all__ = ["keep_bits", "seed_words"]
+__all__ = ["keep_bits", "row_words", "seed_words"]
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -109,42 +109,60 @@ def keep_bits(words: tuple[Any, Any], queries: Any, lead: tuple[int, ...], S: in
     xp = namespace(kind)
     on = {"device": queries.device} if kind == "torch" else {}
     wide = xp.int64 if kind == "torch" else xp.uint32
-
-    def word(c: Any) -> Any:
-        if kind == "torch":
-            return c
-        return xp.asarray(c, dtype=xp.uint32) if framework(c) is None else c.astype(xp.uint32)
-
-    def times(a: Any, c: int) -> Any:
-        return a * word(c) & word(_MASK)
-
     n = xp.astype(xp.arange(math.prod(lead), **on), wide).reshape((*lead, 1))
     i = xp.astype(queries, wide)
     keys = xp.astype(xp.arange(S, **on), wide)
     with quiet(queries):  # NumPy warns of scalars that wrap, as they are meant to
-        r1, r2 = _philox(i + 0 * n, n + 0 * i, [word(w) for w in words], word, times)
-        x = r1[..., None] ^ times(keys, 0x9E3779B9)
-        x = times(x ^ (x >> 16), 0x7FEB352D)
-        x = times((x ^ (x >> 15)) ^ r2[..., None], 0x846CA68B)
-        return (x ^ (x >> 16)) >= word(int(p * 2**32))
+        if kind == "torch" and is_torch_compiling():
+            from attnspan.torch_ops import opaque_row_words
+
+            low, high = (w if is_array(w) else xp.full((), w, dtype=wide, **on) for w in words)
+            r1, r2 = opaque_row_words(i, n, low, high)
+        else:
+            r1, r2 = row_words(i, n, words)
+        x = r1[..., None] ^ _times(keys, 0x9E3779B9)
+        x = _times(x ^ (x >> 16), 0x7FEB352D)
+        x = _times((x ^ (x >> 15)) ^ r2[..., None], 0x846CA68B)
+        return (x ^ (x >> 16)) >= _word(int(p * 2**32), x)
 
 
-def _philox(c0: Any, c1: Any, key: list[Any], word: Any, times: Any) -> tuple[Any, Any]:
-    """Philox4x32-10 of the counters (c0, c1, 0, 0): its first two words."""
+def row_words(i: Any, n: Any, words: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Draw the first two words of Philox4x32-10 for counters (i, n, 0, 0)."""
+    c0, c1 = i + n * 0, n + i * 0
     c2 = c3 = c0 * 0
-    k0, k1 = key
+    k0, k1 = (_word(w, c0) for w in words)
     for _ in range(10):
-        high0, low0 = _high(c0, _MULTIPLIERS[0], word), times(c0, _MULTIPLIERS[0])
-        high1, low1 = _high(c2, _MULTIPLIERS[1], word), times(c2, _MULTIPLIERS[1])
+        high0, low0 = _high(c0, _MULTIPLIERS[0]), _times(c0, _MULTIPLIERS[0])
+        high1, low1 = _high(c2, _MULTIPLIERS[1]), _times(c2, _MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + word(_WEYL[0])) & word(_MASK), (k1 + word(_WEYL[1])) & word(_MASK)
+        k0, k1 = (_masked(k + _word(weyl, c0)) for k, weyl in zip((k0, k1), _WEYL, strict=True))
     return c0, c1
 
 
-def _high(a: Any, c: int, word: Any) -> Any:
+def _word(c: Any, like: Any) -> Any:
+    """Bring a constant or a seed word to the kind of word that `like` holds."""
+    kind = framework(like)
+    if kind == "torch":
+        return c
+    xp = namespace(kind or "numpy")
+    return xp.asarray(c, dtype=xp.uint32) if framework(c) is None else c.astype(xp.uint32)
+
+
+def _masked(x: Any) -> Any:
+    """Cut to 32 bits, where words are kept in 64."""
+    return x & _MASK if framework(x) == "torch" or isinstance(x, int) else x
+
+
+def _times(a: Any, c: int) -> Any:
+    """Give the low word of a product."""
+    return _masked(a * _word(c, a))
+
+
+def _high(a: Any, c: int) -> Any:
     """Give the high word of a 32 x 32 bit product by halves, so that 32-bit words are enough."""
-    low, high = a & word(0xFFFF), a >> word(16)
-    c_low, c_high = word(c & 0xFFFF), word(c >> 16)
+    half = _word(0xFFFF, a)
+    low, high = a & half, a >> 16
+    c_low, c_high = _word(c & 0xFFFF, a), _word(c >> 16, a)
     cross1, cross2 = high * c_low, low * c_high
-    middle = (low * c_low >> word(16)) + (cross1 & word(0xFFFF)) + (cross2 & word(0xFFFF))
-    return high * c_high + (cross1 >> word(16)) + (cross2 >> word(16)) + (middle >> word(16))
+    middle = (low * c_low >> 16) + (cross1 & half) + (cross2 & half)
+    return high * c_high + (cross1 >> 16) + (cross2 >> 16) + (middle >> 16)

@@ -108,7 +108,7 @@ def choose(request: Request, name: str) -> Implementation:
                 )
             return one
     known = ", ".join(repr(one.name) for one in IMPLEMENTATIONS)
-    raise refusal("implementation", name, f"'auto' or one of {known}")
+    raise refusal("implementation", repr(name), f"'auto' or one of {known}")
 
 
 def plan_of(request: Request, name: str) -> Plan:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from attnspan.arrays import fetch, is_array, is_torch_compiling
-from attnspan.shapes import Sizes
 
 __all__ = ["Value", "as_integers", "host", "register_pytrees", "show"]
 
@@ -117,8 +116,8 @@ def show(value: Any) -> str:
 def _is_static(value: Any) -> bool:
     if isinstance(value, Value) or is_array(value):
         return False
-    static = (bool, int, float, str, tuple, Sizes)
-    return value is None or isinstance(value, static) or callable(value)
+    static = (bool, int, float, str, tuple)
+    return value is None or isinstance(value, static) or callable(value) or is_dataclass(value)
 
 
 def _flatten(value: Value) -> tuple[list[Any], tuple[Any, ...]]:

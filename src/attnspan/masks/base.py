@@ -520,7 +520,7 @@ def checked_align(align: Any) -> Any:
         return align
     needed = '"top_left", "bottom_right", a key position (integer), or an integer array of them'
     if isinstance(align, str):
-        raise refusal("align", align, needed)
+        raise refusal("align", repr(align), needed)
     align = counted("align", align, least=None, what=needed)
     seen = look(align) if is_array(align) else (np.asarray(align) if isinstance(align, int) else None)
     if seen is not None and seen.size and max(abs(int(seen.min())), abs(int(seen.max()))) > LIMIT:

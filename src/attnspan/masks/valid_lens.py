@@ -51,7 +51,7 @@ class ValidLens(Mask):
 
     def _check(self) -> None:
         if self.pad not in ("right", "left"):
-            raise refusal("pad", self.pad, '"right" or "left"')
+            raise refusal("pad", repr(self.pad), '"right" or "left"')
         self._set("lens", counted("lens", self.lens))
         if len(getattr(self.lens, "shape", ())) > 3:
             raise refusal("lens", self.lens, "at most three axes (B|1, H|1, L|1)")
