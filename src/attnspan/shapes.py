@@ -98,11 +98,10 @@ def check_shape(a: Any, shape: tuple[int, ...]) -> None:
 def sizes_of(q: Any, k: Any, v: Any) -> Sizes:
     """Check q, k and v against each other and name their sizes."""
     _check_kinds(q, k, v)
-    trio = f"q {describe(q)}, k {describe(k)}, v {describe(v)}"
     if not len(q.shape) == len(k.shape) == len(v.shape) or len(q.shape) < 2:
         raise refusal(
             "q, k, v",
-            trio,
+            _trio(q, k, v),
             "the same number of axes, two or more: (..., L, D), (..., S, D), (..., S, E)",
             "add the missing axes with reshape",
         )
@@ -110,7 +109,7 @@ def sizes_of(q: Any, k: Any, v: Any) -> Sizes:
     if v.shape[-2] != S:
         raise refusal(
             "v",
-            trio,
+            _trio(q, k, v),
             f"one value per key, so {S} of them and not {v.shape[-2]}",
             "keys and values must have the same length (axis -2)",
         )
@@ -118,11 +117,11 @@ def sizes_of(q: Any, k: Any, v: Any) -> Sizes:
     leads = [_inner_shape(x, ndim)[:-2] for x in (q, k, v)]
     H, G = leads[0][-1], leads[1][-1]
     if leads[2][-1] != G:
-        raise refusal("v", trio, f"as many heads as k, {G} and not {leads[2][-1]}")
+        raise refusal("v", _trio(q, k, v), f"as many heads as k, {G} and not {leads[2][-1]}")
     if G == 0 or H % G:
         raise refusal(
             "k",
-            trio,
+            _trio(q, k, v),
             f"a number of key/value heads that divides the {H} query heads, not {G}",
             "query head h uses key/value head h // (H/G); heads stand on axis -3",
         )
@@ -132,7 +131,7 @@ def sizes_of(q: Any, k: Any, v: Any) -> Sizes:
         if len(wanted) > 1:
             raise refusal(
                 "q, k, v",
-                trio,
+                _trio(q, k, v),
                 f"leading axes that agree or are 1 (axis {axis} has sizes {sorted(wanted)})",
             )
         lead.append(wanted.pop() if wanted else 1)
@@ -147,16 +146,18 @@ def _check_kinds(q: Any, k: Any, v: Any) -> None:
     for name, x, kind in zip("qkv", (q, k, v), kinds, strict=True):
         if kind is None:
             raise refusal(name, x, "an array of NumPy, PyTorch or JAX")
-    trio = ", ".join(
-        f"{n} {kind} {describe(x)}" for n, x, kind in zip("qkv", (q, k, v), kinds, strict=True)
-    )
     if len(set(kinds)) > 1:
+        trio = ", ".join(f"{n} {a} {describe(x)}" for n, x, a in zip("qkv", (q, k, v), kinds, strict=True))
         raise refusal("q, k, v", trio, "arrays of one framework", "convert them all to q's")
-    if len({str(x.dtype) for x in (q, k, v)}) > 1 or not is_floating(q):
-        raise refusal("q, k, v", trio, "one floating-point dtype", "convert them all to q's dtype")
+    if not q.dtype == k.dtype == v.dtype or not is_floating(q):
+        raise refusal("q, k, v", _trio(q, k, v), "one floating-point dtype", "convert them all to q's dtype")
     if kinds[0] == "torch" and len({x.device for x in (q, k, v)}) > 1:
         places = ", ".join(f"{n} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True))
         raise refusal("q, k, v", places, "one device", "move them all to q's device")
+
+
+def _trio(q: Any, k: Any, v: Any) -> str:
+    return f"q {describe(q)}, k {describe(k)}, v {describe(v)}"
 
 
 def _inner_shape(x: Any, ndim: int) -> tuple[int, ...]:

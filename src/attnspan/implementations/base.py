@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from attnspan.arrays import look
 from attnspan.biases import ALiBi
 from attnspan.masks.bound import frame_of
 from attnspan.request import Request, mask_sizes
@@ -19,8 +22,10 @@ __all__ = [
     "Implementation",
     "Visible",
     "dense_bias",
+    "either",
     "poisoned_rows",
     "seen_keys",
+    "seen_true",
     "visible",
     "without",
     "zeroed",
@@ -116,17 +121,42 @@ def seen_keys(keep: Any, G: int) -> Any:
 
 def zeroed(xp: Any, x: Any, live: Any) -> Any:
     """Put zeros in the rows of `x` that are not live: what is masked does not exist."""
-    return x if live is None else xp.where(live[..., None], x, 0.0)
+    if live is None or seen_true(live):
+        return x
+    return xp.where(live[..., None], x, 0.0)
 
 
 def without(xp: Any, x: Any) -> tuple[Any, Any]:
-    """Split off the rows of `x` that hold a NaN or an infinity: (x with zeros there, which)."""
+    """Split off the rows of `x` that hold a NaN or an infinity: (x with zeros there, which).
+
+    The second is None where all rows are seen to be finite.
+    """
+    values = look(x)
+    if values is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(values.sum()):  # one pass; a sum that overflows only costs the long way
+                return x, None
     bad = ~xp.all(xp.isfinite(x), axis=-1)
     return xp.where(bad[..., None], 0.0, x), bad
 
 
+def seen_true(x: Any) -> bool:
+    """Tell whether a boolean array is seen to be all True."""
+    values = look(x)
+    return values is not None and bool(values.all())
+
+
+def either(a: Any, b: Any) -> Any:
+    """Unite two flags, of which None is no flag at all."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a | b
+
+
 def poisoned_rows(keep: Any, bad: Any, H: int) -> Any:
-    """Tell which queries see a bad key, ``(..., H|1, L|1)``, for bad keys ``(..., G, S)``."""
+    """Tell which queries see a bad key, ``(..., H|1, L|1)``, for bad keys ``(..., G, S)`` or None."""
+    if bad is None:
+        return None
     bad = per_head(bad[..., None], H)[..., 0][..., None, :]
     return bad.any(-1) if keep is None else (keep & bad).any(-1)
 

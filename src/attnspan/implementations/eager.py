@@ -15,8 +15,10 @@ from attnspan.errors import refusal
 from attnspan.implementations.base import (
     Implementation,
     Visible,
+    either,
     poisoned_rows,
     seen_keys,
+    seen_true,
     visible,
     without,
     zeroed,
@@ -53,9 +55,10 @@ def attend(request: Request) -> Any:
         out = _weighted(xp, weights, rows.values)
         if request.sink is not None:
             out = out * _share_beside_sink(request, rows.lse)[..., None]
-        if rows.sees is not None:  # also keeps a NaN gradient of an empty row from going anywhere
+        if rows.sees is not None and not seen_true(rows.sees):  # also keeps a NaN gradient of an empty row from going anywhere
             out = xp.where(rows.sees[..., None], out, 0.0)
-        out = xp.where(rows.poisoned[..., None], float("nan"), out)
+        if rows.poisoned is not None:
+            out = xp.where(rows.poisoned[..., None], float("nan"), out)
         out = xp.broadcast_to(out, (*sizes.lead, sizes.L, sizes.E))
         return xp.astype(out, request.q.dtype, copy=False)
 
@@ -68,10 +71,11 @@ def look_at(request: Request, queries: Any = None) -> tuple[Any, Any]:
     with quiet(request.q):
         rows = _rows(request, queries)
         xp, sizes = request.xp, request.sizes
-        weights = xp.where(rows.poisoned[..., None], float("nan"), rows.weights)
-        if rows.keep is not None:
-            weights = xp.where(rows.keep, weights, 0.0)
-        lse = xp.where(rows.poisoned, float("nan"), rows.lse)
+        weights, lse = rows.weights, rows.lse
+        if rows.poisoned is not None:
+            weights = xp.where(rows.poisoned[..., None], float("nan"), weights)
+            weights = weights if rows.keep is None else xp.where(rows.keep, weights, 0.0)
+            lse = xp.where(rows.poisoned, float("nan"), lse)
         shape = (*sizes.lead, weights.shape[-2])
         return xp.broadcast_to(weights, (*shape, sizes.S)), xp.broadcast_to(lse, shape)
 
@@ -86,14 +90,14 @@ def _rows(request: Request, queries: Any = None, *, values: bool = False) -> _Ro
     live = None if seen.keep is None else seen_keys(seen.keep, sizes.G)
     q, bad_q = without(xp, zeroed(xp, q, sees))
     k, bad_k = without(xp, zeroed(xp, k, live))
-    poisoned = bad_q | poisoned_rows(seen.keep, bad_k, sizes.H)
+    poisoned = either(bad_q, poisoned_rows(seen.keep, bad_k, sizes.H))
     v = None
     if values:
         v = xp.astype(request.v, request.accumulation, copy=False)
         v, bad_v = without(xp, zeroed(xp, v, live))
-        poisoned = poisoned | poisoned_rows(seen.keep, bad_v, sizes.H)
+        poisoned = either(poisoned, poisoned_rows(seen.keep, bad_v, sizes.H))
     if sizes.S == 0:
-        poisoned = poisoned & False
+        poisoned = None
     weights, lse = softmax_parts(_scores(request, q, k, seen), seen.keep)
     return _Rows(weights, lse, seen.keep, v, sees, poisoned)
 

@@ -13,8 +13,10 @@ from typing import Any
 from attnspan.arrays import cumulative_sum, is_torch_compiling, is_transformed
 from attnspan.implementations.base import (
     Implementation,
+    either,
     poisoned_rows,
     seen_keys,
+    seen_true,
     visible,
     without,
     zeroed,
@@ -65,21 +67,23 @@ def attend(request: Request) -> Any:
     q, bad_q = without(xp, zeroed(xp, request.q, sees))
     k, bad_k = without(xp, zeroed(xp, k, live))
     v, bad_v = without(xp, zeroed(xp, v, live))
-    bad = bad_k | bad_v
-    if causal:
+    bad = either(bad_k, bad_v)
+    if causal and bad is not None:
         reach = xp.clip(xp.arange(sizes.L, device=q.device), None, S - 1)
-        seen_bad = (cumulative_sum(xp.astype(bad, xp.int32)) > 0)[..., reach]
-        poisoned = bad_q | seen_bad.repeat_interleave(sizes.H // sizes.G, -2)
+        rows = (cumulative_sum(xp.astype(bad, xp.int32)) > 0)[..., reach]
+        poisoned = either(bad_q, rows.repeat_interleave(sizes.H // sizes.G, -2))
     else:
-        poisoned = bad_q | poisoned_rows(keep, bad, sizes.H)
+        poisoned = either(bad_q, poisoned_rows(keep, bad, sizes.H))
     q, k, v, scale, bias = _lowered(request, q, k, v, sees, bias)
     if keep is not None:
-        keep = keep | ~sees[..., None]  # an empty row is emptied behind the kernel
+        if not seen_true(sees):
+            keep = keep | ~sees[..., None]  # an empty row is emptied behind the kernel
         bias = keep if bias is None else xp.where(keep, bias, -float("inf"))
     out = _kernel(q, k, v, bias, causal, scale, sizes.H != k.shape[-3])
-    if sees is not None:
+    if sees is not None and not seen_true(sees):
         out = xp.where(sees[..., None], out, 0.0)
-    out = xp.where(poisoned[..., None], float("nan"), out)
+    if poisoned is not None:
+        out = xp.where(poisoned[..., None], float("nan"), out)
     return xp.astype(xp.broadcast_to(out, (*sizes.lead, sizes.L, sizes.E)), request.q.dtype, copy=False)
 
 
