@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnspan.arrays import framework, is_torch_compiling
-from attnspan.implementations import eager
 from attnspan.errors import refusal
+from attnspan.implementations import eager
 from attnspan.planner import Plan, choose, plan_of
 from attnspan.request import Request, request_of
 from attnspan.shapes import outer

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnspan.arrays import is_array, is_floating
 from attnspan.errors import refusal
-from attnspan.masks.base import checked_align, offset
+from attnspan.masks.parameters import checked_align, offset
 from attnspan.scores.base import in_dtype
 from attnspan.shapes import Sizes
 from attnspan.values import Value

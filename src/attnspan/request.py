@@ -9,9 +9,10 @@ from attnspan.arrays import accumulation_dtype, framework, is_array, is_boolean,
 from attnspan.biases import ALiBi
 from attnspan.dropout import seed_words
 from attnspan.errors import describe, refusal
-from attnspan.masks.base import Mask, MaskSizes, as_mask
+from attnspan.masks.base import Mask, as_mask
 from attnspan.masks.dense import Dense
 from attnspan.masks.everything import Everything
+from attnspan.masks.parameters import MaskSizes
 from attnspan.scores import ScaledDot, Score
 from attnspan.shapes import Sizes, check_parameter, inner, sizes_of
 from attnspan.values import Value
@@ -91,7 +92,9 @@ def request_of(
     kind = framework(q) or "numpy"
     low, high = _checked_dropout(dropout, rng, kind)
     return Request(
-        *(inner(x, sizes.ndim) for x in (q, k, v)),
+        q=inner(q, sizes.ndim),
+        k=inner(k, sizes.ndim),
+        v=inner(v, sizes.ndim),
         score=_checked_score(score, sizes, kind),
         mask=_checked_mask(mask, align, sizes, q),
         bias=_checked_bias(bias, align, sizes, kind),
@@ -110,9 +113,7 @@ def _checked_score(score: Any, sizes: Sizes, kind: str) -> Any:
     if isinstance(score, type):
         raise refusal("score", f"the class {score.__name__}", "a score", f"write {score.__name__}(...)")
     if isinstance(score, str) or not (isinstance(score, Score) or callable(score)):
-        raise refusal(
-            "score", score, "a score of attnspan.scores or a function fn(q_tile, k_tile) -> scores"
-        )
+        raise refusal("score", score, "a score of attnspan.scores or a function fn(q_tile, k_tile) -> scores")
     if isinstance(score, Score):
         score.check(sizes)
         for name, x in score.arrays():
@@ -131,15 +132,14 @@ def _checked_mask(mask: Any, align: Any, sizes: Sizes, q: Any) -> Mask | None:
         mask = mask.with_align(align)
     for part in mask.values():
         if isinstance(part, Dense):
-            axes = len(part.array.shape)
-            if axes > 2 and axes != min(sizes.ndim, 4):
+            axes, wanted = len(part.array.shape), min(sizes.ndim, 4)
+            if axes > 2 and axes != wanted:
+                fix = "say which axis is meant: mask[:, None] for (B, 1, L, S), mask[None] for (1, H, L, S)"
                 raise refusal(
                     "mask",
                     f"{describe(part.array)} beside {sizes.ndim}-D queries {describe(q)}",
-                    f"{min(sizes.ndim, 4)} axes (B|1, {'H|1, ' if sizes.ndim > 3 else ''}L|1, S|1), or two (L, S)",
-                    "say which axis is meant: mask[:, None] for (B, 1, L, S), mask[None] for (1, H, L, S)"
-                    if axes == 3
-                    else "",
+                    f"{wanted} axes (B|1, {'H|1, ' if wanted == 4 else ''}L|1, S|1), or two (L, S)",
+                    fix if axes == 3 else "",
                 )
     mask.check(mask_sizes(sizes))
     return mask

@@ -24,7 +24,17 @@ from typing import Any
 from attnspan.arrays import framework, is_floating
 from attnspan.errors import describe, refusal
 
-__all__ = ["LIMIT", "Sizes", "check_parameter", "check_shape", "check_sizes", "inner", "left_aligned", "outer", "sizes_of"]
+__all__ = [
+    "LIMIT",
+    "Sizes",
+    "check_parameter",
+    "check_shape",
+    "check_sizes",
+    "inner",
+    "left_aligned",
+    "outer",
+    "sizes_of",
+]
 
 LIMIT = 2**29 - 1
 """Longest L and S: positions and their sums then fit int32 everywhere."""
@@ -208,5 +218,3 @@ def check_parameter(shape: tuple[int, ...], what: str, sizes: Sizes) -> None:
         if len(shape) == 1 and shape[0] == sizes.H:
             fix = f"a 1-D array means sequences, never heads: for one per head write {what}[None, :]"
         raise refusal(what, f"an array of shape {shape}", needed, fix)
-
-

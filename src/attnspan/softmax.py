@@ -20,8 +20,9 @@ from attnspan.arrays import (
     stop_gradient,
 )
 from attnspan.errors import describe, refusal
-from attnspan.masks.base import MaskSizes, as_mask
+from attnspan.masks.base import as_mask
 from attnspan.masks.dense import Dense
+from attnspan.masks.parameters import MaskSizes
 from attnspan.shapes import outer
 from attnspan.values import as_integers
 

@@ -80,7 +80,7 @@ class Value:
         )
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._key() == other._key()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -159,9 +159,7 @@ def register_pytrees() -> None:
     if "torch.utils._pytree" in sys.modules:
         pytree = sys.modules["torch.utils._pytree"]
         for cls in _CLASSES[_REGISTERED["torch"] :]:
-            pytree.register_pytree_node(
-                cls, _flatten, lambda children, aux: _unflatten(aux, children)
-            )
+            pytree.register_pytree_node(cls, _flatten, lambda children, aux: _unflatten(aux, children))
         _REGISTERED["torch"] = len(_CLASSES)
 
 

@@ -159,5 +159,3 @@ def poisoned_rows(keep: Any, bad: Any, H: int) -> Any:
         return None
     bad = per_head(bad[..., None], H)[..., 0][..., None, :]
     return bad.any(-1) if keep is None else (keep & bad).any(-1)
-
-

@@ -55,7 +55,9 @@ def attend(request: Request) -> Any:
         out = _weighted(xp, weights, rows.values)
         if request.sink is not None:
             out = out * _share_beside_sink(request, rows.lse)[..., None]
-        if rows.sees is not None and not seen_true(rows.sees):  # also keeps a NaN gradient of an empty row from going anywhere
+        if rows.sees is not None and not seen_true(
+            rows.sees
+        ):  # also keeps a NaN gradient of an empty row from going anywhere
             out = xp.where(rows.sees[..., None], out, 0.0)
         if rows.poisoned is not None:
             out = xp.where(rows.poisoned[..., None], float("nan"), out)

@@ -68,7 +68,7 @@ def attend(request: Request) -> Any:
     k, bad_k = without(xp, zeroed(xp, k, live))
     v, bad_v = without(xp, zeroed(xp, v, live))
     bad = either(bad_k, bad_v)
-    if causal and bad is not None:
+    if causal and bad is not None:  # a running "any" over the keys, read off at each query
         reach = xp.clip(xp.arange(sizes.L, device=q.device), None, S - 1)
         rows = (cumulative_sum(xp.astype(bad, xp.int32)) > 0)[..., reach]
         poisoned = either(bad_q, rows.repeat_interleave(sizes.H // sizes.G, -2))
@@ -76,10 +76,10 @@ def attend(request: Request) -> Any:
         poisoned = either(bad_q, poisoned_rows(keep, bad, sizes.H))
     q, k, v, scale, bias = _lowered(request, q, k, v, sees, bias)
     if keep is not None:
-        if not seen_true(sees):
+        if sees is not None and not seen_true(sees):
             keep = keep | ~sees[..., None]  # an empty row is emptied behind the kernel
         bias = keep if bias is None else xp.where(keep, bias, -float("inf"))
-    out = _kernel(q, k, v, bias, causal, scale, sizes.H != k.shape[-3])
+    out = _kernel(q, k, v, bias, causal, scale, k.shape[-3] != sizes.H)
     if sees is not None and not seen_true(sees):
         out = xp.where(sees[..., None], out, 0.0)
     if poisoned is not None:
@@ -141,7 +141,7 @@ def _twice_differentiable() -> Any:
     """
     torch = sys.modules["torch"]
 
-    class TwiceDifferentiable(torch.autograd.Function):
+    class TwiceDifferentiable(torch.autograd.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, call: Any, *inputs: Any) -> Any:
             ctx.call = call

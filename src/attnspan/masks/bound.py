@@ -49,9 +49,7 @@ class Frame:
         def cut(x: Any) -> Any:
             return x[..., i:j, :] if getattr(x, "ndim", 0) == 4 else x
 
-        return Frame(
-            self.xp, self.device, cut(self.q), self.k, cut(self.L), cut(self.S), j - i, self.columns
-        )
+        return Frame(self.xp, self.device, cut(self.q), self.k, cut(self.L), cut(self.S), j - i, self.columns)
 
 
 def frame_of(L: int, S: int, xp: Any, device: Any) -> Frame:

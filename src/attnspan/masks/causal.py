@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.masks.base import Mask, checked_align, offset
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import checked_align, offset
 
 __all__ = ["Causal"]
 

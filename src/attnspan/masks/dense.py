@@ -9,7 +9,8 @@ import numpy as np
 
 from attnspan.arrays import is_array
 from attnspan.errors import refusal
-from attnspan.masks.base import Mask, MaskSizes, boolean
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import MaskSizes, boolean
 
 __all__ = ["Dense"]
 
@@ -61,7 +62,7 @@ class Dense(Mask):
         L, S = sizes.L, sizes.S
         fix = ""
         if rows not in (1, L) or columns not in (1, S):
-            if len(self.array.shape) == 2 and columns == S and sizes.B == rows:
+            if len(self.array.shape) == 2 and columns == S and rows == sizes.B:
                 fix = "for the keys of each sequence (B, S) write mask[:, None, None, :] (3-D: [:, None, :])"
             elif (columns, rows) == (L, S):
                 fix = "its last two axes are (queries, keys): transpose it"
@@ -94,5 +95,3 @@ class Dense(Mask):
 def dense_axes(mask: Mask) -> list[int]:
     """List the numbers of axes of the arrays inside a mask."""
     return [len(m.array.shape) for m in mask.values() if isinstance(m, Dense)]
-
-

@@ -7,11 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import cumulative_max, cumulative_sum, framework, is_array, is_integer, look, namespace, search_sorted
+from attnspan.arrays import (
+    cumulative_max,
+    cumulative_sum,
+    framework,
+    is_array,
+    is_integer,
+    look,
+    namespace,
+    search_sorted,
+)
 from attnspan.errors import describe, refusal
-from attnspan.masks.base import Mask, MaskSizes
+from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
-from attnspan.masks.spans import Spans, make_spans
+from attnspan.masks.parameters import MaskSizes
+from attnspan.masks.spans import make_spans
 from attnspan.values import as_integers
 
 __all__ = ["Documents"]
@@ -282,8 +292,9 @@ def _own_runs(ids: Any) -> tuple[Any, Any]:
 def _runs(ids: Any, keys: Any) -> tuple[Any, Any]:
     """Find the first key and the number of keys of each query's document, as (B|1, 1, L, 1)."""
     xp, order, ordered = _sorted(keys)
-    B = max(ids.shape[0] if len(ids.shape) == 4 else 1, ordered.shape[0])
-    wanted = xp.broadcast_to(ids.reshape((-1, ids.shape[-2])), (B, ids.shape[-2]))
+    rows = ids.shape[0] if len(ids.shape) == 4 else 1
+    B = max(rows, ordered.shape[0])
+    wanted = xp.broadcast_to(ids.reshape((rows, ids.shape[-2])), (B, ids.shape[-2]))
     order, ordered = (xp.broadcast_to(x, (B, x.shape[-1])) for x in (order, ordered))
     if ordered.shape[-1] == 0:
         zero = xp.zeros_like(wanted)[:, None, :, None]
@@ -314,5 +325,3 @@ def _ranks(ids: Any, others: Any) -> tuple[Any, Any]:
     if len(ids.shape) == 1 and B == 1:
         return rank[0], count[0]
     return (rank[0] if len(ids.shape) == 1 else rank), count
-
-

@@ -53,8 +53,7 @@ def equal(a: Bound, b: Bound, L: int, S: int) -> bool:
             return False
     try:
         return all(
-            bool(np.all(x == y))
-            for (_, x), (_, y) in zip(_blocks(a, L, S), _blocks(b, L, S), strict=True)
+            bool(np.all(x == y)) for (_, x), (_, y) in zip(_blocks(a, L, S), _blocks(b, L, S), strict=True)
         )
     except ValueError:  # batches or heads that don't broadcast
         return False

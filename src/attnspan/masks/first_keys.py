@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnspan.masks.base import Mask, counted, four
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import counted, four
 
 __all__ = ["FirstKeys"]
 

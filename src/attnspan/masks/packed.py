@@ -9,9 +9,10 @@ import numpy as np
 
 from attnspan.arrays import framework, is_array, is_integer, look, namespace, search_sorted
 from attnspan.errors import describe, refusal
-from attnspan.masks.base import Mask, MaskSizes
+from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
 from attnspan.masks.documents import checked_each, shifted
+from attnspan.masks.parameters import MaskSizes
 from attnspan.masks.spans import make_spans
 from attnspan.values import show
 
@@ -48,12 +49,11 @@ class Packed(Mask):
             if not is_array(x) or not is_integer(x) or len(x.shape) not in (1, 2) or not x.shape[-1]:
                 raise refusal(name, x, "an integer array (N + 1,) or (B, N + 1)")
             seen = look(x)
-            if seen is not None and seen.size:
-                if (seen[..., 0] != 0).any() or (np.diff(seen, axis=-1) < 0).any():
-                    text = seen.tolist() if seen.size < 32 else describe(x)
-                    raise refusal(
-                        name, str(text), "offsets that start at 0 and do not decrease", "cumulative lengths"
-                    )
+            if seen is None or not seen.size:
+                continue
+            if (seen[..., 0] != 0).any() or (np.diff(seen, axis=-1) < 0).any():
+                text = str(seen.tolist()) if seen.size < 32 else describe(x)
+                raise refusal(name, text, "offsets that start at 0 and do not decrease")
         if self.key_offsets is not None and self.key_offsets.shape[-1] != self.offsets.shape[-1]:
             raise refusal(
                 "key_offsets", self.key_offsets, f"as many documents as offsets {describe(self.offsets)}"
@@ -157,4 +157,3 @@ def _table(offsets: Any, doc: Any) -> Any:
     rows = xp.broadcast_to(offsets, (B, offsets.shape[-1]))
     found = xp.take_along_axis(rows, xp.astype(flat, xp.int64), axis=-1)
     return found.reshape((B, *doc.shape[1:]))
-

@@ -9,7 +9,8 @@ import numpy as np
 
 from attnspan.arrays import is_array, look
 from attnspan.errors import describe, refusal
-from attnspan.masks.base import Mask, MaskSizes, checked_align, counted, four, offset
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import MaskSizes, checked_align, counted, four, offset
 
 __all__ = ["PrefixLM"]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnspan.errors import refusal
-from attnspan.masks.base import Mask, MaskSizes
+from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
+from attnspan.masks.parameters import MaskSizes
 from attnspan.masks.spans import make_spans
 
 __all__ = ["Sliced"]

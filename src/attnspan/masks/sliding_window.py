@@ -7,7 +7,8 @@ from typing import Any
 
 from attnspan.arrays import is_array
 from attnspan.errors import refusal
-from attnspan.masks.base import Mask, checked_align, counted, four, offset
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import checked_align, counted, four, offset
 
 __all__ = ["SlidingWindow"]
 

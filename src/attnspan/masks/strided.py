@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnspan.masks.base import Mask, checked_align, counted, four, offset
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import checked_align, counted, four, offset
 
 __all__ = ["Strided"]
 

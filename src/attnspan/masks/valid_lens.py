@@ -9,7 +9,8 @@ import numpy as np
 
 from attnspan.arrays import is_array, look
 from attnspan.errors import describe, refusal
-from attnspan.masks.base import Mask, MaskSizes, check_axes, counted, four
+from attnspan.masks.base import Mask
+from attnspan.masks.parameters import MaskSizes, check_axes, counted, four
 
 __all__ = ["ValidLens"]
 

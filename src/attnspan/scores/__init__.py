@@ -16,6 +16,6 @@ __all__ = [
     "DotForm",
     "Gaussian",
     "LowRankBilinear",
-    "Score",
     "ScaledDot",
+    "Score",
 ]

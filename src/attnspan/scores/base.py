@@ -215,5 +215,3 @@ def check_heads(name: str, x: Any, count: int, sizes: Sizes) -> None:
     """Refuse a parameter made for another number of heads."""
     if len(x.shape) == count + 1 and x.shape[0] not in (1, sizes.H):
         raise refusal(name, x, f"H = {sizes.H} (or 1) on axis 0")
-
-

@@ -1,0 +1,149 @@
+"""The parameters of masks: what they may be, and how they line up with the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnspan.arrays import is_array, is_boolean, is_floating, is_integer, look
+from attnspan.errors import describe, refusal
+from attnspan.shapes import LIMIT
+from attnspan.values import as_integers
+
+__all__ = ["MaskSizes", "boolean", "check_axes", "checked_align", "counted", "four", "offset"]
+
+
+@dataclass(frozen=True)
+class MaskSizes:
+    """The sizes a mask is asked for; B and H are None where only L and S are known."""
+
+    L: int
+    S: int
+    B: int | None = None
+    H: int | None = None
+
+
+def boolean(x: Any, argument: str) -> Any:
+    """Check the array of a mask: booleans, or integers seen to be 0 and 1."""
+    if is_floating(x):
+        raise refusal(
+            argument,
+            x,
+            "booleans (True = may attend)",
+            "a float array is a bias: pass 0/-inf values as bias=, or write mask != 0 for 1/0 values "
+            "and mask == 0 for 0/-inf values",
+        )
+    if is_boolean(x):
+        return x
+    if not is_integer(x):
+        raise refusal(argument, x, "booleans (True = may attend)")
+    seen = look(x)
+    if seen is None:
+        raise refusal(
+            argument,
+            x,
+            "booleans (True = may attend): the values of a traced or device array are not looked at",
+            "write mask != 0",
+        )
+    if seen.size and (seen.min() < 0 or seen.max() > 1):
+        raise refusal(
+            argument,
+            f"{describe(x)} with values from {seen.min()} to {seen.max()}",
+            "booleans, or integers that are all 0 or 1 (True = may attend)",
+            "did you mean valid_lens? Lengths go into masks.ValidLens(lens), document ids into "
+            "masks.Documents(ids)",
+        )
+    return x == 1
+
+
+def counted(name: str, x: Any, *, least: int | None = 0, what: str = "") -> Any:
+    """Check and normalise an integer parameter: a number, a list, or an integer array."""
+    needed = what or f"an integer of {least} or more, or an integer array"
+    x = as_integers(x)
+    if isinstance(x, bool) or not (isinstance(x, int) or _is_symbolic(x) or is_array(x)):
+        raise refusal(name, x, needed)
+    if is_array(x):
+        if not is_integer(x):
+            raise refusal(name, x, needed, "convert it to an integer dtype")
+        seen = look(x)
+        if seen is not None and seen.size and least is not None and seen.min() < least:
+            raise refusal(name, f"{describe(x)} holding {seen.min()}", needed)
+    elif least is not None and isinstance(x, int) and x < least:
+        raise refusal(name, x, needed)
+    return x
+
+
+def _is_symbolic(x: Any) -> bool:
+    return type(x).__name__ == "SymInt"
+
+
+def check_axes(mask: Any, name: str, x: Any, sizes: MaskSizes) -> None:
+    """Refuse a parameter whose axes are neither sequences nor heads of the call."""
+    argument = f"{type(mask).__name__}.{name}"
+    shape = tuple(x.shape)
+    if len(shape) > 2:
+        raise refusal(argument, x, "a number, (B,) one per sequence, or (B|1, H|1) one per head")
+    for axis, (n, letter) in enumerate(zip(shape, ("B", "H"), strict=False)):
+        known = sizes.B if letter == "B" else sizes.H
+        if known is not None and n not in (1, known):
+            fix = ""
+            if len(shape) == 1 and n == sizes.H:
+                fix = f"a 1-D array means sequences, never heads: for heads write {name}[None, :]"
+            raise refusal(argument, x, f"{letter} = {known} (or 1) on axis {axis}", fix)
+
+
+def four(x: Any) -> Any:
+    """Line a mask parameter up with (B, H, L, S): () and (B,) and (B, H) become 4-D, numbers stay."""
+    if not is_array(x):
+        return x
+    shape = tuple(x.shape)
+    return x if len(shape) == 4 else x.reshape(shape + (1,) * (4 - len(shape)) if len(shape) < 3 else shape)
+
+
+def offset(align: Any, L: Any, S: Any, owner: Any) -> Any:
+    """Resolve an alignment to the key position at which query 0 stands."""
+    if align is None:
+        if L is S or (isinstance(L, int) and isinstance(S, int) and L == S) or _same_symbol(L, S):
+            return 0
+        raise _unsaid(owner, L, S)
+    if isinstance(align, str):
+        return 0 if align == "top_left" else S - L
+    return four(align)
+
+
+def _same_symbol(L: Any, S: Any) -> bool:
+    return _is_symbolic(L) and bool(L == S)
+
+
+def _unsaid(owner: Any, L: Any, S: Any) -> Exception:
+    from attnspan.masks.causal import Causal
+
+    few, many = (3, 5) if L < S else (5, 3)
+    plain = hasattr(owner, "picture") and not any(True for _ in owner.arrays())
+    shown = owner if plain else Causal()
+    drawn = [shown.with_align(a).picture(few, many).splitlines() for a in ("top_left", "bottom_right")]
+    rows = "\n".join(f"{a:<12}  {b}" for a, b in zip(*drawn, strict=True))
+    return refusal(
+        "align",
+        f"nothing, for {type(owner).__name__} over {L} queries and {S} keys",
+        "to know where query 0 stands among the keys when L differs from S",
+        'pass align="top_left" (key 0), align="bottom_right" (key S - L: a cache) or the key position '
+        f"itself (a number, or one per sequence)\n{shown!r} with {few} queries (down) and {many} keys:\n"
+        f"top_left      bottom_right\n{rows}",
+    )
+
+
+def checked_align(align: Any) -> Any:
+    """Check the `align` parameter of a positional mask or bias."""
+    if align is None or (isinstance(align, str) and align in ("top_left", "bottom_right")):
+        return align
+    needed = '"top_left", "bottom_right", a key position (integer), or an integer array of them'
+    if isinstance(align, str):
+        raise refusal("align", repr(align), needed)
+    align = counted("align", align, least=None, what=needed)
+    seen = look(align) if is_array(align) else (np.asarray(align) if isinstance(align, int) else None)
+    if seen is not None and seen.size and max(abs(int(seen.min())), abs(int(seen.max()))) > LIMIT:
+        raise refusal("align", align, f"positions between -{LIMIT} and {LIMIT}")
+    return align
