@@ -17,6 +17,7 @@ from attnspan.errors import AttnspanError, MissingDependencyError, describe
 
 __all__ = [
     "accumulation_dtype",
+    "as_written",
     "constant",
     "cumulative_max",
     "cumulative_sum",
@@ -33,7 +34,6 @@ __all__ = [
     "look",
     "namespace",
     "pack_bits",
-    "quiet",
     "search_sorted",
     "stop_gradient",
     "unpack_bits",
@@ -190,10 +190,19 @@ def accumulation_dtype(x: Any) -> Any:
     return xp.float64 if str(x.dtype).removeprefix("torch.") == "float64" else xp.float32
 
 
-def quiet(x: Any) -> Any:
-    """Silence NumPy's warnings of what excluded entries may hold; a no-op elsewhere."""
-    if framework(x) == "numpy":
+def as_written(x: Any) -> Any:
+    """Give a context in which the library of `x` computes what is written, and no more.
+
+    NumPy does not warn of what excluded entries may hold, and PyTorch's autocast does not turn
+    sums meant for float32 into bfloat16.
+    """
+    kind = framework(x)
+    if kind == "numpy":
         return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    if kind == "torch":
+        torch, device = sys.modules["torch"], x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return torch.autocast(device, enabled=False)
     return nullcontext()
 
 

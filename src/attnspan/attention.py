@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, is_torch_compiling
+from attnspan.arrays import as_written, framework, is_torch_compiling
 from attnspan.errors import refusal
 from attnspan.implementations import eager
 from attnspan.planner import Plan, choose, plan_of
@@ -103,7 +103,9 @@ def attention(
         q, k, v, score=score, mask=mask, bias=bias, softcap=softcap, sink=sink, align=align,
         dropout=dropout, rng=rng,
     )  # fmt: skip
-    return outer(choose(request, implementation).attend(request), request.sizes.ndim, 2)
+    with as_written(q):
+        out = choose(request, implementation).attend(request)
+    return outer(out, request.sizes.ndim, 2)
 
 
 def plan(
@@ -207,9 +209,10 @@ def inspect(
         dropout=dropout, rng=rng,
     )  # fmt: skip
     ndim = request.sizes.ndim
-    out = choose(request, implementation).attend(request)
-    weights, lse = eager.look_at(_apart(request))
-    stats = statistics_of(weights).map_arrays(lambda x: outer(x, ndim, 1))
+    with as_written(q):
+        out = choose(request, implementation).attend(request)
+        weights, lse = eager.look_at(_apart(request))
+        stats = statistics_of(weights).map_arrays(lambda x: outer(x, ndim, 1))
     return Inspection(
         out=outer(out, ndim, 2),
         lse=outer(lse, ndim, 1),
@@ -261,7 +264,8 @@ class Inspection(Value):
         """
         request = self.request
         picked = _index(request, rows, request.sizes.L, "rows")
-        weights, _ = eager.look_at(request, picked)
+        with as_written(request.q):
+            weights, _ = eager.look_at(request, picked)
         if heads is not None:
             if request.sizes.ndim < 4:
                 raise refusal("heads", heads, "None: these queries have no axis of heads")

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import framework, is_array, is_integer, is_torch_compiling, namespace, quiet
+from attnspan.arrays import as_written, framework, is_array, is_integer, is_torch_compiling, namespace
 from attnspan.errors import refusal
 
 __all__ = ["keep_bits", "row_words", "seed_words"]
@@ -112,7 +112,7 @@ def keep_bits(words: tuple[Any, Any], queries: Any, lead: tuple[int, ...], S: in
     n = xp.astype(xp.arange(math.prod(lead), **on), wide).reshape((*lead, 1))
     i = xp.astype(queries, wide)
     keys = xp.astype(xp.arange(S, **on), wide)
-    with quiet(queries):  # NumPy warns of scalars that wrap, as they are meant to
+    with as_written(queries):  # NumPy warns of scalars that wrap, as they are meant to
         if kind == "torch" and is_torch_compiling():
             from attnspan.torch_ops import opaque_row_words
 

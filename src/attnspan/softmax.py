@@ -8,6 +8,7 @@ import numpy as np
 
 from attnspan.arrays import (
     accumulation_dtype,
+    as_written,
     device_of,
     framework,
     full_like_shape,
@@ -16,7 +17,6 @@ from attnspan.arrays import (
     is_integer,
     look,
     namespace,
-    quiet,
     stop_gradient,
 )
 from attnspan.errors import describe, refusal
@@ -68,7 +68,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, mask: Any = None) -> 
     [[[0.5, 0.5, 0.0, 0.0]], [[0.0, 0.0, 0.0, 0.0]]]
     """
     s, keep = _accumulated(scores, valid_lens, mask)
-    with quiet(scores):
+    with as_written(scores):
         weights, _ = softmax_parts(s, keep)
     return namespace(framework(scores) or "numpy").astype(weights, scores.dtype, copy=False)
 
@@ -103,7 +103,7 @@ def masked_logsumexp(scores: Any, valid_lens: Any = None, *, mask: Any = None) -
     [0.0, -inf]
     """
     s, keep = _accumulated(scores, valid_lens, mask)
-    with quiet(scores):
+    with as_written(scores):
         return softmax_parts(s, keep)[1]
 
 

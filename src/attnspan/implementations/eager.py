@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import quiet, stop_gradient
+from attnspan.arrays import stop_gradient
 from attnspan.dropout import keep_bits
 from attnspan.errors import refusal
 from attnspan.implementations.base import (
@@ -40,29 +40,26 @@ class _Rows:
     lse: Any
     keep: Any
     values: Any
-    sees: Any
     poisoned: Any
 
 
 def attend(request: Request) -> Any:
     """Compute the output ``(B, ..., H, L, E)``: softmax of the visible scores, times the values."""
-    with quiet(request.q):
-        xp, sizes = request.xp, request.sizes
-        rows = _rows(request, values=True)
-        weights = rows.weights
-        if request.dropout:
-            weights = _dropped(request, weights)
-        out = _weighted(xp, weights, rows.values)
-        if request.sink is not None:
-            out = out * _share_beside_sink(request, rows.lse)[..., None]
-        if rows.sees is not None and not seen_true(
-            rows.sees
-        ):  # also keeps a NaN gradient of an empty row from going anywhere
-            out = xp.where(rows.sees[..., None], out, 0.0)
-        if rows.poisoned is not None:
-            out = xp.where(rows.poisoned[..., None], float("nan"), out)
-        out = xp.broadcast_to(out, (*sizes.lead, sizes.L, sizes.E))
-        return xp.astype(out, request.q.dtype, copy=False)
+    xp, sizes = request.xp, request.sizes
+    rows = _rows(request, values=True)
+    weights = rows.weights
+    if request.dropout:
+        weights = _dropped(request, weights)
+    out = _weighted(xp, weights, rows.values)
+    if request.sink is not None:
+        out = out * _share_beside_sink(request, rows.lse)[..., None]
+    live = rows.lse != -float("inf")
+    if not seen_true(live):  # also keeps a NaN gradient of an empty row from going anywhere
+        out = xp.where(live[..., None], out, 0.0)
+    if rows.poisoned is not None:
+        out = xp.where(rows.poisoned[..., None], float("nan"), out)
+    out = xp.broadcast_to(out, (*sizes.lead, sizes.L, sizes.E))
+    return xp.astype(out, request.q.dtype, copy=False)
 
 
 def look_at(request: Request, queries: Any = None) -> tuple[Any, Any]:
@@ -70,16 +67,15 @@ def look_at(request: Request, queries: Any = None) -> tuple[Any, Any]:
 
     `queries` selects rows: an integer array or a slice.
     """
-    with quiet(request.q):
-        rows = _rows(request, queries)
-        xp, sizes = request.xp, request.sizes
-        weights, lse = rows.weights, rows.lse
-        if rows.poisoned is not None:
-            weights = xp.where(rows.poisoned[..., None], float("nan"), weights)
-            weights = weights if rows.keep is None else xp.where(rows.keep, weights, 0.0)
-            lse = xp.where(rows.poisoned, float("nan"), lse)
-        shape = (*sizes.lead, weights.shape[-2])
-        return xp.broadcast_to(weights, (*shape, sizes.S)), xp.broadcast_to(lse, shape)
+    rows = _rows(request, queries)
+    xp, sizes = request.xp, request.sizes
+    weights, lse = rows.weights, rows.lse
+    if rows.poisoned is not None:
+        weights = xp.where(rows.poisoned[..., None], float("nan"), weights)
+        weights = weights if rows.keep is None else xp.where(rows.keep, weights, 0.0)
+        lse = xp.where(rows.poisoned, float("nan"), lse)
+    shape = (*sizes.lead, weights.shape[-2])
+    return xp.broadcast_to(weights, (*shape, sizes.S)), xp.broadcast_to(lse, shape)
 
 
 def _rows(request: Request, queries: Any = None, *, values: bool = False) -> _Rows:
@@ -101,7 +97,7 @@ def _rows(request: Request, queries: Any = None, *, values: bool = False) -> _Ro
     if sizes.S == 0:
         poisoned = None
     weights, lse = softmax_parts(_scores(request, q, k, seen), seen.keep)
-    return _Rows(weights, lse, seen.keep, v, sees, poisoned)
+    return _Rows(weights, lse, seen.keep, v, poisoned)
 
 
 def _scores(request: Request, q: Any, k: Any, seen: Visible) -> Any:
