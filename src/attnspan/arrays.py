@@ -224,6 +224,8 @@ def pack_bits(x: Any) -> Any:
     kind = framework(x)
     if kind != "torch":
         xp = namespace(kind or "numpy")
+        if 0 in x.shape:  # jax.numpy.packbits fails on these
+            return xp.zeros((*x.shape[:-1], -(-x.shape[-1] // 8)), dtype=xp.uint8)
         return xp.packbits(x, axis=-1, bitorder="little")
     torch = sys.modules["torch"]
     x = torch.nn.functional.pad(x.to(torch.uint8), (0, -x.shape[-1] % 8))
@@ -239,6 +241,8 @@ def unpack_bits(x: Any, count: int) -> Any:
     kind = framework(x)
     if kind != "torch":
         xp = namespace(kind or "numpy")
+        if 0 in x.shape:  # as in pack_bits
+            return xp.zeros((*x.shape[:-1], count), dtype=bool)
         return xp.unpackbits(x, axis=-1, bitorder="little")[..., :count].astype(bool)
     torch = sys.modules["torch"]
     bits = (x[..., None] >> torch.arange(8, dtype=torch.uint8, device=x.device)) & 1

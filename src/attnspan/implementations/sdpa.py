@@ -10,7 +10,7 @@ import functools
 import sys
 from typing import Any
 
-from attnspan.arrays import cumulative_sum, is_torch_compiling, is_transformed
+from attnspan.arrays import cumulative_sum, framework, is_torch_compiling, is_transformed
 from attnspan.implementations.base import (
     Implementation,
     either,
@@ -24,7 +24,7 @@ from attnspan.implementations.base import (
 from attnspan.masks import Causal
 from attnspan.request import Request
 from attnspan.scores import Bilinear, Cosine, Dot, Gaussian, LowRankBilinear, ScaledDot
-from attnspan.scores.base import DotForm, in_dtype
+from attnspan.scores.base import DotForm, in_dtype, per_head
 
 __all__ = ["SDPA"]
 
@@ -47,7 +47,7 @@ def reasons_against(request: Request) -> list[str]:
         reasons.append("its dropout draws other bits than ours")
     if not request.sizes.S or not request.sizes.L:
         reasons.append("there is nothing to attend to" if request.sizes.L else "there is no query")
-    if any(is_transformed(x) for _, x in request.arrays() if type(x).__module__.startswith("torch")):
+    if any(framework(x) == "torch" and is_transformed(x) for _, x in request.arrays()):
         reasons.append("it has no derivative under forward mode and torch.func transforms")
     return reasons
 
@@ -94,6 +94,8 @@ def _is_top_left_causal(request: Request) -> bool:
         return False
     if isinstance(request.score, Gaussian):  # its key bias takes the place of the flag
         return False
+    if mask.align is not None and not isinstance(mask.align, (int, str)):  # one per sequence, or unseen
+        return False
     square = request.sizes.L == request.sizes.S
     return mask.align in (0, "top_left") or (square and mask.align in (None, "bottom_right"))
 
@@ -115,7 +117,10 @@ def _lowered(request: Request, q: Any, k: Any, v: Any, sees: Any, bias: Any) -> 
     if form.key_bias is not None:
         added = form.key_bias[..., None, :] * in_dtype(form.scale, q)
         bias = added if bias is None else bias + added
-    return q, form.k, v, float(scale), bias
+    k = form.k
+    if k.shape[-3] != v.shape[-3]:  # weights of the score made a key per head
+        v = per_head(v, request.sizes.H)
+    return q, k, v, float(scale), bias
 
 
 def _kernel(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float, grouped: bool) -> Any:

@@ -155,5 +155,6 @@ def _table(offsets: Any, doc: Any) -> Any:
     B = max(offsets.shape[0], doc.shape[0])
     flat = xp.broadcast_to(doc, (B, *doc.shape[1:])).reshape((B, -1))
     rows = xp.broadcast_to(offsets, (B, offsets.shape[-1]))
-    found = xp.take_along_axis(rows, xp.astype(flat, xp.int64), axis=-1)
+    at = xp.astype(flat, xp.int64) if framework(flat) == "torch" else flat
+    found = xp.take_along_axis(rows, at, axis=-1)
     return found.reshape((B, *doc.shape[1:]))
