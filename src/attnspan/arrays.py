@@ -16,6 +16,7 @@ import numpy as np
 from attnspan.errors import AttnspanError, MissingDependencyError, describe
 
 __all__ = [
+    "TITLES",
     "accumulation_dtype",
     "as_written",
     "constant",
@@ -38,6 +39,10 @@ __all__ = [
     "stop_gradient",
     "unpack_bits",
 ]
+
+
+TITLES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
+"""The libraries as their makers write them."""
 
 
 def framework(x: Any) -> str | None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import accumulation_dtype, framework, is_array, is_boolean, is_floating, namespace
+from attnspan.arrays import (
+    TITLES,
+    accumulation_dtype,
+    framework,
+    is_array,
+    is_boolean,
+    is_floating,
+    namespace,
+)
 from attnspan.biases import ALiBi
 from attnspan.dropout import seed_words
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask, as_mask
 from attnspan.masks.dense import Dense
 from attnspan.masks.everything import Everything
-from attnspan.masks.parameters import MaskSizes
+from attnspan.masks.parameters import MaskSizes, checked_align
 from attnspan.scores import ScaledDot, Score
 from attnspan.shapes import Sizes, check_parameter, inner, sizes_of
 from attnspan.values import Value
@@ -91,6 +99,7 @@ def request_of(
     sizes = sizes_of(q, k, v)
     kind = framework(q) or "numpy"
     low, high = _checked_dropout(dropout, rng, kind)
+    align = checked_align(align)
     return Request(
         q=inner(q, sizes.ndim),
         k=inner(k, sizes.ndim),
@@ -118,7 +127,9 @@ def _checked_score(score: Any, sizes: Sizes, kind: str) -> Any:
         score.check(sizes)
         for name, x in score.arrays():
             if framework(x) not in (kind, "numpy"):
-                raise refusal("score", f"{name} of {framework(x)} beside {kind} queries", f"arrays of {kind}")
+                raise refusal(
+                    "score", f"{name} of {TITLES[str(framework(x))]}", f"arrays of {TITLES[kind]}, as q is"
+                )
     return score
 
 
@@ -160,7 +171,9 @@ def _checked_bias(bias: Any, align: Any, sizes: Sizes, kind: str) -> Any:
     if not is_array(bias):
         raise refusal("bias", bias, "a floating-point array that broadcasts to the scores, or ALiBi(slopes)")
     if framework(bias) != kind:
-        raise refusal("bias", f"{framework(bias)} {describe(bias)}", f"an array of {kind}, as q is")
+        raise refusal(
+            "bias", f"{TITLES[str(framework(bias))]} {describe(bias)}", f"an array of {TITLES[kind]}, as q is"
+        )
     if not is_floating(bias):
         fix = "a boolean array is a mask: pass it as mask=" if is_boolean(bias) else ""
         raise refusal("bias", bias, "a floating-point array that broadcasts to the scores", fix)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, is_floating
+from attnspan.arrays import TITLES, framework, is_floating
 from attnspan.errors import describe, refusal
 
 __all__ = [
@@ -73,8 +73,8 @@ class Sizes:
 def check_sizes(L: int, S: int) -> None:
     """Refuse lengths that are no lengths."""
     for name, n in (("L", L), ("S", S)):
-        if n < 0 or n > LIMIT:
-            raise refusal(name, n, f"a length between 0 and {LIMIT}")
+        if isinstance(n, (float, str)) or n < 0 or n > LIMIT:
+            raise refusal(name, n, f"a length, an integer between 0 and {LIMIT}")
 
 
 def check_shape(a: Any, shape: tuple[int, ...]) -> None:
@@ -157,9 +157,14 @@ def _check_kinds(q: Any, k: Any, v: Any) -> None:
         if kind is None:
             raise refusal(name, x, "an array of NumPy, PyTorch or JAX")
     if len(set(kinds)) > 1:
-        trio = ", ".join(f"{n} {a} {describe(x)}" for n, x, a in zip("qkv", (q, k, v), kinds, strict=True))
+        trio = ", ".join(
+            f"{n} {TITLES[str(a)]} {describe(x)}" for n, x, a in zip("qkv", (q, k, v), kinds, strict=True)
+        )
         raise refusal("q, k, v", trio, "arrays of one framework", "convert them all to q's")
-    if not q.dtype == k.dtype == v.dtype or not is_floating(q):
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        if not is_floating(x):
+            raise refusal(name, x, "real floating-point numbers")
+    if not q.dtype == k.dtype == v.dtype:
         raise refusal("q, k, v", _trio(q, k, v), "one floating-point dtype", "convert them all to q's dtype")
     if kinds[0] == "torch" and len({x.device for x in (q, k, v)}) > 1:
         places = ", ".join(f"{n} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True))

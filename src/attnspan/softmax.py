@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnspan.arrays import (
+    TITLES,
     accumulation_dtype,
     as_written,
     device_of,
@@ -161,7 +162,7 @@ def _before(lens: Any, scores: Any, xp: Any) -> Any:
     if shape:
         home, own = framework(scores), framework(lens)
         if own not in ("numpy", home):
-            raise refusal("valid_lens", f"a {own} array", f"an array of {home}, as the scores are")
+            raise refusal("valid_lens", f"an array of {TITLES[str(own)]}", f"an array of {TITLES[str(home)]}")
         device = device_of(scores)
         lens = xp.asarray(lens) if device is None else xp.asarray(lens, device=device)
         middle = (1,) * (rank - len(shape) - 1)

@@ -168,5 +168,5 @@ def as_integers(x: Any) -> Any:
     if isinstance(x, np.integer):
         return int(x)
     if isinstance(x, (list, tuple)):
-        return np.asarray(x)
+        return np.asarray(x) if len(x) else np.zeros(0, np.int64)
     return x

@@ -159,7 +159,8 @@ def _share_beside_sink(request: Request, lse: Any) -> Any:
         sink = left_aligned(sink, len(lse.shape) + 1, "sink")[..., 0]
     empty = lse == -float("inf")
     lse = xp.where(empty, 0.0, lse)
-    sink = sink + xp.zeros_like(lse)
+    limits = xp.finfo(lse.dtype)
+    sink = xp.clip(sink + xp.zeros_like(lse), limits.min, limits.max)  # an infinite sink has a meaning too
     top = stop_gradient(xp.maximum(lse, sink))
     keys = xp.exp(lse - top)
     return xp.where(empty, 0.0, keys / (keys + xp.exp(sink - top)))

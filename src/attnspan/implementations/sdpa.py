@@ -10,7 +10,7 @@ import functools
 import sys
 from typing import Any
 
-from attnspan.arrays import cumulative_sum, framework, is_torch_compiling, is_transformed
+from attnspan.arrays import TITLES, cumulative_sum, framework, is_torch_compiling, is_transformed
 from attnspan.implementations.base import (
     Implementation,
     either,
@@ -34,7 +34,7 @@ _DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 def reasons_against(request: Request) -> list[str]:
     """Say what PyTorch's kernel cannot do, or does otherwise than we mean it."""
     if request.kind != "torch":
-        return [f"the arrays are {request.kind}'s, not PyTorch's"]
+        return [f"the arrays are {TITLES[request.kind]}'s, not PyTorch's"]
     reasons = []
     if not isinstance(request.score, _DOT_FORMS):
         name = getattr(request.score, "__name__", type(request.score).__name__)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from attnspan.arrays import (
+    TITLES,
     constant,
     device_of,
     framework,
@@ -405,10 +406,11 @@ def _home(mask: Mask, like: Any) -> tuple[str, Any]:
     if like is not None:
         home = framework(like) or "numpy"
         if kinds - {home}:
+            others = " and ".join(sorted(TITLES[str(kind)] for kind in kinds))
             raise refusal(
                 "mask",
-                f"arrays of {' and '.join(sorted(str(k) for k in kinds))} beside {home} queries",
-                f"NumPy or {home} arrays",
+                f"arrays of {others} beside {TITLES[home]} queries",
+                f"arrays of {TITLES[home]} or NumPy",
             )
         device = device_of(like)
         for name, x in mask.arrays():
@@ -416,7 +418,8 @@ def _home(mask: Mask, like: Any) -> tuple[str, Any]:
                 raise refusal("mask", f"{name} on {x.device}, q on {device}", "one device")
         return home, device
     if len(kinds) > 1:
-        raise refusal("mask", f"arrays of {sorted(str(k) for k in kinds)}", "arrays of one framework")
+        others = " and ".join(sorted(TITLES[str(kind)] for kind in kinds))
+        raise refusal("mask", f"arrays of {others}", "arrays of one framework")
     home = str(kinds.pop()) if kinds else "numpy"
     for _, x in mask.arrays():
         if framework(x) == "torch":

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import framework, is_array, is_integer, look, namespace, search_sorted
+from attnspan.arrays import (
+    device_of,
+    framework,
+    full_like_shape,
+    is_array,
+    is_integer,
+    look,
+    namespace,
+    search_sorted,
+)
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
@@ -135,11 +144,11 @@ class Packed(Mask):
 def _which(offsets: Any, at: Any) -> Any:
     """Number the document that holds each position; positions behind the last get its number + 1."""
     xp = namespace(framework(offsets) or "numpy")
-    like = offsets[..., :1]
-    at = like * 0 + at if isinstance(at, int) else at
+    if isinstance(at, int):
+        at = full_like_shape(xp, device_of(offsets), (1,), at, xp.int32)
     rows = offsets if len(offsets.shape) == 2 else offsets[None, :]
     shape = at.shape
-    flat = xp.astype(at, offsets.dtype).reshape((1, -1))
+    flat = at.reshape((1, -1))
     wanted = xp.broadcast_to(flat, (rows.shape[0], flat.shape[-1]))
     found = search_sorted(rows[:, 1:], wanted, "right") if rows.shape[-1] > 1 else xp.zeros_like(wanted)
     if len(offsets.shape) == 1:

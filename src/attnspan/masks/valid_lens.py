@@ -105,7 +105,7 @@ class ValidLens(Mask):
         lens = self._lens(L)
         if len(getattr(lens, "shape", ())) == 4 and lens.shape[-2] > 1:
             if not is_array(q):
-                return lens[:, :, q, :]
+                return lens[:, :, q : q + 1, :]
             if len(q.shape) == 4 and q.shape[0] > 1:
                 raise refusal(
                     "ValidLens.lens",
