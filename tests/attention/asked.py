@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +86,8 @@ class Asked:
         """Give (q, k, v) and the options of `attnspan.attention`."""
         parameters = {n: x[n] for n in SCORES[self.score].shapes(self.sizes)}
         options: dict[str, Any] = {"score": SCORES[self.score].build(**parameters)}
-        for name, mask, _ in masks(self.sizes, lambda a: array(a, framework), self.rank):
-            if name == self.mask:
-                options["mask"] = mask
+        named = masks(self.sizes, lambda a: array(a, framework), self.rank)
+        options["mask"] = next(mask for name, mask, _ in named if name == self.mask)
         if self.bias == "alibi":
             options |= {"bias": ALiBi(x["slopes"]), "align": "bottom_right"}
         options |= {name: x[name] for name in ("bias", "sink") if name in x}
@@ -104,9 +102,8 @@ class Asked:
         s = self.sizes
         parameters = {n: x[n] for n in SCORES[self.score].shapes(s)}
         options: dict[str, Any] = {"score": SCORES[self.score].rule(**parameters)}
-        for name, _, rule in masks(s):
-            if name == self.mask:
-                options["keep"] = written_out(rule, s)
+        rule = next(rule for name, _, rule in masks(s) if name == self.mask)
+        options["keep"] = written_out(rule, s)
         if self.bias == "alibi":
             i, j = np.arange(s.L)[:, None], np.arange(s.S)
             options["bias"] = -x["slopes"][None, :, None, None] * abs(i + s.S - s.L - j)
@@ -142,5 +139,5 @@ def hold(asked: Asked, framework: str, dtype: str, names: tuple[str, ...]) -> No
             close(values(out), wanted.out, dtype, scale_of(x, wanted))
 
 
+
 __all__ = ["Asked", "hold", "scale_of"]
-assert math
