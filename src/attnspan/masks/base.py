@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from attnspan.arrays import (
-    TITLES,
     constant,
-    device_of,
     framework,
     is_array,
 )
@@ -24,7 +22,7 @@ from attnspan.errors import AttnspanError, refusal
 from attnspan.masks import bound as algebra
 from attnspan.masks import exact
 from attnspan.masks.bits import pack
-from attnspan.masks.bound import Bound, Frame, frame_of
+from attnspan.masks.bound import Bound, Frame, frame_of, home_of
 from attnspan.masks.parameters import MaskSizes, check_axes, four
 from attnspan.masks.spans import Spans
 from attnspan.shapes import check_sizes
@@ -79,8 +77,7 @@ class Mask(Value):
         reasons = []
         for value in self._parts():
             reasons += value.why_bits()
-        probe = np.zeros((1, 1, 1, 1), np.int32)
-        if not self._parts() and self.rows(probe, 1, 1) is None:
+        if not self._parts() and type(self).rows is Mask.rows:
             reasons.append(f"{type(self).__name__} is no union of few intervals")
         return reasons
 
@@ -132,7 +129,7 @@ class Mask(Value):
         """
         check_sizes(L, S)
         self.check(sizes or MaskSizes(L, S))
-        kind, device = _home(self, like)
+        kind, device = home_of(self, like)
         xp = namespace_of(kind)
         native = self.map_arrays(lambda x: constant(x, xp, device))
         return native.lower(frame_of(L, S, xp, device)).trimmed()
@@ -144,7 +141,7 @@ class Mask(Value):
         ask `bound`.
         """
         self.check(sizes)
-        kind, device = _home(self, like)
+        kind, device = home_of(self, like)
         xp = namespace_of(kind)
         frame = frame_of(L, S, xp, device)
         q = frame.q if queries is None else frame.q[:, :, queries, :]
@@ -398,30 +395,3 @@ def _refuse_mask(x: Any, argument: str) -> Mask:
         "a mask of attnspan.masks or a boolean array",
         "None means that every query sees every key",
     )
-
-
-def _home(mask: Mask, like: Any) -> tuple[str, Any]:
-    """Find the array library and device a mask is bound in, and refuse a mixture."""
-    kinds = {framework(x) for _, x in mask.arrays()} - {"numpy"}
-    if like is not None:
-        home = framework(like) or "numpy"
-        if kinds - {home}:
-            others = " and ".join(sorted(TITLES[str(kind)] for kind in kinds))
-            raise refusal(
-                "mask",
-                f"arrays of {others} beside {TITLES[home]} queries",
-                f"arrays of {TITLES[home]} or NumPy",
-            )
-        device = device_of(like)
-        for name, x in mask.arrays():
-            if home == "torch" and framework(x) == "torch" and x.device != device and x.device.type != "cpu":
-                raise refusal("mask", f"{name} on {x.device}, q on {device}", "one device")
-        return home, device
-    if len(kinds) > 1:
-        others = " and ".join(sorted(TITLES[str(kind)] for kind in kinds))
-        raise refusal("mask", f"arrays of {others}", "arrays of one framework")
-    home = str(kinds.pop()) if kinds else "numpy"
-    for _, x in mask.arrays():
-        if framework(x) == "torch":
-            return home, x.device
-    return home, None

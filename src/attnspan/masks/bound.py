@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, full_like_shape, namespace
+from attnspan.arrays import TITLES, device_of, framework, full_like_shape, namespace
+from attnspan.errors import refusal
 from attnspan.masks import spans as algebra
 from attnspan.masks.bits import Bits, pack
 from attnspan.masks.spans import Spans
 from attnspan.values import Value
 
-__all__ = ["Bound", "Frame", "all_keys", "both", "either", "frame_of", "from_rows", "negated"]
+__all__ = ["Bound", "Frame", "all_keys", "both", "either", "frame_of", "from_rows", "home_of", "negated"]
 
 
 @dataclass(frozen=True)
@@ -151,3 +152,30 @@ def all_keys(frame: Frame) -> Spans:
     """Give the spans of a mask that hides nothing."""
     zero = full_like_shape(frame.xp, frame.device, (1, 1, 1, 1), 0, frame.xp.int32)
     return algebra.make_spans(zero, zero + frame.S, frame.S)
+
+
+def home_of(mask: Value, like: Any) -> tuple[str, Any]:
+    """Find the array library and device a mask is bound in, and refuse a mixture."""
+    kinds = {framework(x) for _, x in mask.arrays()} - {"numpy"}
+    if like is not None:
+        home = framework(like) or "numpy"
+        if kinds - {home}:
+            others = " and ".join(sorted(TITLES[str(kind)] for kind in kinds))
+            raise refusal(
+                "mask",
+                f"arrays of {others} beside {TITLES[home]} queries",
+                f"arrays of {TITLES[home]} or NumPy",
+            )
+        device = device_of(like)
+        for name, x in mask.arrays():
+            if home == "torch" and framework(x) == "torch" and x.device != device and x.device.type != "cpu":
+                raise refusal("mask", f"{name} on {x.device}, q on {device}", "one device")
+        return home, device
+    if len(kinds) > 1:
+        others = " and ".join(sorted(TITLES[str(kind)] for kind in kinds))
+        raise refusal("mask", f"arrays of {others}", "arrays of one framework")
+    home = str(kinds.pop()) if kinds else "numpy"
+    for _, x in mask.arrays():
+        if framework(x) == "torch":
+            return home, x.device
+    return home, None

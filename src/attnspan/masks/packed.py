@@ -142,18 +142,18 @@ class Packed(Mask):
 
 
 def _which(offsets: Any, at: Any) -> Any:
-    """Number the document that holds each position; positions behind the last get its number + 1."""
+    """Number the document that holds each position; positions behind the last get its number + 1.
+
+    Gives `(B|1, 1, L, 1)` or `(B|1, 1, 1, S)`, as `at` has them.
+    """
     xp = namespace(framework(offsets) or "numpy")
     if isinstance(at, int):
         at = full_like_shape(xp, device_of(offsets), (1,), at, xp.int32)
     rows = offsets if len(offsets.shape) == 2 else offsets[None, :]
-    shape = at.shape
     flat = at.reshape((1, -1))
     wanted = xp.broadcast_to(flat, (rows.shape[0], flat.shape[-1]))
     found = search_sorted(rows[:, 1:], wanted, "right") if rows.shape[-1] > 1 else xp.zeros_like(wanted)
-    if len(offsets.shape) == 1:
-        return found.reshape(shape)
-    return found.reshape((rows.shape[0], 1, *shape[-2:])) if len(shape) >= 2 else found[:, None, None, :]
+    return found.reshape((rows.shape[0], 1, *((1, 1, *at.shape)[-2:])))
 
 
 def _table(offsets: Any, doc: Any) -> Any:
