@@ -161,7 +161,10 @@ def constant(x: Any, xp: Any, device: Any) -> Any:
     Integers narrower than 32 bits, or unsigned, become int64 (int32 where JAX has no other), so
     that arithmetic with positions neither wraps nor fails.
     """
-    x = xp.asarray(x, device=device) if device is not None else xp.asarray(x)
+    if device is None:
+        x = xp.asarray(x)
+    else:  # PyTorch, which warns of memory it may not write to
+        x = xp.asarray(x if framework(x) != "numpy" or x.flags.writeable else x.copy(), device=device)
     if is_integer(x) and x.dtype not in (xp.int32, xp.int64):
         x = xp.astype(x, xp.int64 if device is not None or xp is np else xp.int32)
     return x

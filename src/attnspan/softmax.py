@@ -10,6 +10,7 @@ from attnspan.arrays import (
     TITLES,
     accumulation_dtype,
     as_written,
+    constant,
     device_of,
     framework,
     full_like_shape,
@@ -163,8 +164,7 @@ def _before(lens: Any, scores: Any, xp: Any) -> Any:
         home, own = framework(scores), framework(lens)
         if own not in ("numpy", home):
             raise refusal("valid_lens", f"an array of {TITLES[str(own)]}", f"an array of {TITLES[str(home)]}")
-        device = device_of(scores)
-        lens = xp.asarray(lens) if device is None else xp.asarray(lens, device=device)
+        lens = constant(lens, xp, device_of(scores))
         middle = (1,) * (rank - len(shape) - 1)
         lens = lens.reshape((*shape[:1], *middle, *shape[1:], 1))
     on = {} if device_of(scores) is None else {"device": scores.device}

@@ -6,6 +6,7 @@ Bits are walked in blocks of queries, so nothing of size L x S is held at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,8 @@ def valid_lens(bound: Bound, L: int, S: int) -> np.ndarray:
     """Give int32 (B|1, H|1, L): the prefix each query sees; raise if one sees anything else."""
     if bound.bits is None:
         start, stop = bound.spans.start, bound.spans.stop
+        if L == 0:  # one row may speak of all queries, and there are none
+            return np.zeros((*start.shape[:2], 0), np.int32)
         used = start < stop
         wrong = (used[..., 1:].any(axis=-1)) | (used[..., 0] & (start[..., 0] > 0))
         lens = np.where(used[..., 0], stop[..., 0], 0)
@@ -96,15 +99,13 @@ def picture(bound: Bound, L: int, S: int, width: int) -> str:
     rows, columns = -(-L // width) or 1, -(-S // width) or 1
     B = H = 1
     cells: list[np.ndarray] = []
+    edges = np.arange(0, S, columns)
+    wide = np.diff(np.append(edges, S)) if S else np.zeros(0, np.int64)
     for i in range(0, L, rows):
         j = min(i + rows, L)
-        seen = bound.dense(L, S, queries=slice(i, j))
-        seen = np.broadcast_to(seen, (*seen.shape[:2], j - i, S))
-        B, H = seen.shape[:2]
-        edges = np.arange(0, S, columns)
-        some = np.add.reduceat(seen.sum(axis=-2, dtype=np.int64), edges, axis=-1) if S else seen.sum(-2)
-        full = (j - i) * np.diff(np.append(edges, S)) if S else np.zeros(0)
-        cells.append(np.where(some == 0, 0, np.where(some == full, 2, 1)))
+        some = _per_cell(bound, i, j, edges, wide, S)
+        B, H = some.shape[:2]
+        cells.append(np.where(some == 0, 0, np.where(some == (j - i) * wide, 2, 1)))
     lines = []
     if rows > 1 or columns > 1:
         lines.append(f"one cell is {rows} queries x {columns} keys: █ all visible, ▒ some, · none")
@@ -114,3 +115,24 @@ def picture(bound: Bound, L: int, S: int, width: int) -> str:
             lines.append(f"batch {b}, head {h}:" if H > 1 else f"batch {b}:")
         lines += ["".join("·▒█"[c] for c in row[b, h]) for row in cells]
     return "\n".join(lines)
+
+
+def _per_cell(bound: Bound, i: int, j: int, edges: np.ndarray, wide: np.ndarray, S: int) -> np.ndarray:
+    """Count the visible pairs of the queries i to j in each run of keys: int64 (B|1, H|1, cells)."""
+    start, stop = bound.spans.start, bound.spans.stop
+    each = S if bound.bits is not None else start[:, :, :1].size * len(edges)
+    step = max(1, _BLOCK // 16 // max(1, each))
+    total: Any = 0
+    for a in range(i, j, step):
+        b = min(a + step, j)
+        if bound.bits is not None:
+            seen = bound.dense(0, S, queries=slice(a, b))
+            keys = seen.sum(axis=-2, dtype=np.int64) * ((b - a) // seen.shape[-2])
+            total = total + (np.add.reduceat(keys, edges, axis=-1) if S else keys)
+            continue
+        part = slice(a, b) if start.shape[-2] > 1 else slice(None)
+        low, high = (x[:, :, part, :, None] for x in (start, stop))
+        inside = np.minimum(high, edges + wide) - np.maximum(low, edges)
+        count = np.maximum(inside, 0).sum(axis=(2, 3), dtype=np.int64)
+        total = total + count * ((b - a) // low.shape[2])
+    return total

@@ -16,7 +16,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, is_array, is_floating, namespace
+from attnspan.arrays import constant, device_of, framework, is_array, is_floating, namespace
 from attnspan.errors import refusal
 from attnspan.shapes import Sizes, left_aligned
 from attnspan.values import Value
@@ -159,9 +159,7 @@ def in_dtype(x: Any, like: Any) -> Any:
     if not is_array(x):
         return x
     xp = xp_of(like)
-    if framework(x) == "numpy" and xp is not namespace("numpy"):
-        x = xp.asarray(x, device=like.device) if framework(like) == "torch" else xp.asarray(x)
-    return xp.astype(x, like.dtype, copy=False)
+    return xp.astype(constant(x, xp, device_of(like)), like.dtype, copy=False)
 
 
 def aligned(x: Any, like: Any, what: str, sizes: Sizes | None = None) -> Any:

@@ -36,9 +36,8 @@ class AttentionModule(nn.Module):
     dropout : torch.nn.Dropout
         Holds the rate and its own training mode; it is never called.
     remember : bool
-        Keep the latest inputs for `attention_weights` (the default). Set it to False on the
-        instance where nothing may outlive the call: inside activation checkpointing under
-        torch.compile, or to free the inputs early.
+        Keep the latest inputs for `attention_weights` (the default). Setting it to False frees them
+        and keeps no others, as activation checkpointing under torch.compile needs.
     """
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -46,8 +45,18 @@ class AttentionModule(nn.Module):
         if not 0 <= dropout < 1:
             raise refusal("dropout", dropout, "a rate p with 0 <= p < 1")
         self.dropout = nn.Dropout(dropout)
-        self.remember = True
         self._latest: _Call | None = None
+        self.remember = True
+
+    @property
+    def remember(self) -> bool:
+        return self._remember
+
+    @remember.setter
+    def remember(self, value: bool) -> None:
+        self._remember = value
+        if not value:
+            self._latest = None
 
     @property
     def attention_weights(self) -> Tensor:
@@ -88,9 +97,9 @@ class AttentionModule(nn.Module):
         return out
 
     def _keep(self, queries: Tensor, keys: Tensor, score: Any, options: dict[str, Any]) -> None:
-        if torch.compiler.is_exporting():
+        if not self._remember or torch.compiler.is_exporting():
             return  # an exported program has no module to keep anything on
-        if not self.remember or _inside_transform():
+        if _inside_transform():
             self._latest = None
             return
         # An optimizer changes parameters in place: in training the score keeps copies of its own.
