@@ -94,11 +94,17 @@ def is_transformed(x: Any) -> bool:
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling():  # what is traced is differentiated by the compiler
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if _is_wrapped(x):
         return True
     if torch.autograd.forward_ad._current_level < 0:
         return False
     return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
+def _is_wrapped(x: Any) -> bool:
+    """Tell whether a torch tensor is inside torch.func's transforms, outside torch.compile."""
+    torch = sys.modules["torch"]
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def look(x: Any) -> np.ndarray | None:
@@ -109,12 +115,12 @@ def look(x: Any) -> np.ndarray | None:
     """
     kind = framework(x)
     if kind == "numpy":
-        return np.asarray(x)
+        return None if is_torch_compiling() else np.asarray(x)
     if kind == "torch":
         torch = sys.modules["torch"]
         if torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        if x.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if x.device.type != "cpu" or _is_wrapped(x):
             return None
         return _torch_to_numpy(x)
     if kind == "jax":
@@ -149,7 +155,7 @@ _NO_VALUES = (
 
 
 def _torch_to_numpy(x: Any) -> np.ndarray:
-    x = x.detach()
+    x = x.detach().resolve_conj().resolve_neg()
     if str(x.dtype) == "torch.bfloat16":  # NumPy has no bfloat16; float32 holds it exactly
         x = x.float()
     return x.numpy()
@@ -158,16 +164,31 @@ def _torch_to_numpy(x: Any) -> np.ndarray:
 def constant(x: Any, xp: Any, device: Any) -> Any:
     """Bring a host array (NumPy) into the library `xp`; arrays already there pass through.
 
-    Integers narrower than 32 bits, or unsigned, become int64 (int32 where JAX has no other), so
-    that arithmetic with positions neither wraps nor fails.
+    Integers narrower than 32 bits, or unsigned, become int64 (int32 in JAX), so that arithmetic with
+    positions neither wraps nor fails; what does not fit becomes the largest that does.
     """
+    if framework(x) == "numpy" and str(x.dtype) in ("int64", "uint64"):
+        x = _saturated(x, np.int64 if device is not None or xp is np else np.int32)
     if device is None:
         x = xp.asarray(x)
-    else:  # PyTorch, which warns of memory it may not write to
-        x = xp.asarray(x if framework(x) != "numpy" or x.flags.writeable else x.copy(), device=device)
+    elif framework(x) == "torch":
+        x = x.to(device)  # torch.asarray would cut a parameter off from its gradient
+    else:
+        if framework(x) == "numpy" and not is_torch_compiling():
+            # PyTorch takes no backward strides, and warns of memory it may not write to
+            x = x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()
+        x = xp.asarray(x, device=device)
     if is_integer(x) and x.dtype not in (xp.int32, xp.int64):
         x = xp.astype(x, xp.int64 if device is not None or xp is np else xp.int32)
     return x
+
+
+def _saturated(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """Narrow 64-bit integers to `dtype` without wrapping; an array of that dtype passes through."""
+    if x.dtype == dtype:
+        return x
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return np.clip(x, 0 if x.dtype.kind == "u" else low, high).astype(dtype)
 
 
 def full_like_shape(xp: Any, device: Any, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
@@ -188,8 +209,8 @@ def is_integer(x: Any) -> bool:
 
 
 def is_floating(x: Any) -> bool:
-    """Tell whether an array holds real floating-point numbers."""
-    return str(x.dtype).removeprefix("torch.").startswith(("float", "bfloat"))
+    """Tell whether an array holds real floating-point numbers of 16, 32 or 64 bits."""
+    return str(x.dtype).removeprefix("torch.") in ("float16", "bfloat16", "float32", "float64")
 
 
 def accumulation_dtype(x: Any) -> Any:
@@ -281,6 +302,9 @@ def search_sorted(sorted_rows: Any, values: Any, side: str) -> Any:
         torch = sys.modules["torch"]
         if sorted_rows.dtype != values.dtype:
             sorted_rows, values = sorted_rows.to(torch.int64), values.to(torch.int64)
+        if _is_wrapped(sorted_rows) or _is_wrapped(values):  # vmap would expand one of them, and torch warn
+            none = 0 * (sorted_rows.sum(-1, keepdim=True) + values.sum(-1, keepdim=True))
+            sorted_rows, values = sorted_rows + none, values + none
         return torch.searchsorted(
             sorted_rows.contiguous(), values.contiguous(), right=side == "right", out_int32=True
         )

@@ -6,7 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import as_written, framework, is_torch_compiling
+import numpy as np
+
+from attnspan.arrays import as_written, fetch, framework, is_array, is_torch_compiling
 from attnspan.errors import refusal
 from attnspan.implementations import eager
 from attnspan.planner import Plan, choose, plan_of
@@ -152,7 +154,7 @@ def plan(
     """
     request = request_of(
         q, k, v, score=score, mask=mask, bias=bias, softcap=softcap, sink=sink, align=align,
-        dropout=dropout, rng=rng,
+        dropout=dropout, rng=rng, draw=False,
     )  # fmt: skip
     return plan_of(request, implementation)
 
@@ -277,9 +279,11 @@ def _index(request: Request, chosen: Any, n: int, what: str) -> Any:
     """Turn a choice of rows or heads into something that indexes an axis of length n."""
     if chosen is None or isinstance(chosen, slice):
         return chosen
-    numbers = [chosen] if isinstance(chosen, int) else list(chosen)
+    numbers = np.atleast_1d(np.asarray(chosen)) if not is_array(chosen) else np.atleast_1d(fetch(chosen))
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise refusal(what, chosen, f"an integer, a slice or a list of integers between {-n} and {n - 1}")
     if any(not -n <= int(i) < n for i in numbers):
-        raise refusal(what, str(numbers), f"numbers between {-n} and {n - 1}")
+        raise refusal(what, str(numbers.tolist()), f"numbers between {-n} and {n - 1}")
     spots = [int(i) % n for i in numbers]
     on = {"device": request.q.device} if request.kind == "torch" else {}
     return request.xp.asarray(spots, dtype=request.xp.int32, **on)

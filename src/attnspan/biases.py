@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from attnspan.arrays import is_array, is_floating
 from attnspan.errors import refusal
 from attnspan.masks.parameters import checked_align, offset
 from attnspan.scores.base import in_dtype
-from attnspan.shapes import Sizes
-from attnspan.values import Value
+from attnspan.shapes import Sizes, check_parameter
+from attnspan.values import Value, as_array
 
 __all__ = ["ALiBi"]
 
@@ -51,7 +49,9 @@ class ALiBi(Value):
     align: Any = None
 
     def _check(self) -> None:
-        slopes = np.asarray(self.slopes, float) if isinstance(self.slopes, (list, tuple)) else self.slopes
+        slopes = self.slopes
+        if isinstance(slopes, (list, tuple)):
+            slopes = as_array([float(slope) for slope in slopes])
         if not is_array(slopes) or not is_floating(slopes) or len(slopes.shape) != 1:
             raise refusal("ALiBi.slopes", slopes, "a floating-point array (H,), one slope per head")
         self._set("slopes", slopes)
@@ -66,6 +66,8 @@ class ALiBi(Value):
         if self.slopes.shape[0] != sizes.H:
             raise refusal("ALiBi.slopes", self.slopes, f"one slope for each of the {sizes.H} heads")
         offset(self.align, sizes.L, sizes.S, self)
+        if is_array(self.align) and tuple(self.align.shape):
+            check_parameter(tuple(self.align.shape), "ALiBi.align", sizes)
 
     def dense(self, q: Any, k: Any, L: int, S: int, like: Any) -> Any:
         """Write the bias out, (B|1, H, L, S), for positions q (L, 1) and k (1, S), in `like`'s dtype."""

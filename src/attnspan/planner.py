@@ -119,14 +119,20 @@ def plan_of(request: Request, name: str) -> Plan:
         reasons = one.reasons_against(request)
         if reasons:
             refused.append((one.name, tuple(reasons)))
-    score = request.score
+    score, mask = request.score, request.mask
+    if is_torch_compiling():  # the compiler cannot trace how values print
+        score, shown = type(score), f"{type(mask).__name__}, traced"
+    else:
+        shown = repr(mask)
+    if mask is None:
+        shown = "none: every query sees every key"
     return Plan(
         implementation=chosen.name,
         refused=tuple(refused),
         request=f"{request.sizes} {describe(request.q).split('[')[0]} {request.kind}",
         score=repr(score) if isinstance(score, Score) else getattr(score, "__name__", repr(score)),
-        mask="none: every query sees every key" if request.mask is None else repr(request.mask),
-        mask_form=_mask_form(request.mask),
+        mask=shown,
+        mask_form=_mask_form(mask),
         cost=_cost(request, chosen),
     )
 
@@ -167,4 +173,4 @@ def _visible_pairs(request: Request) -> int | None:
     if is_torch_compiling() or any(look(x) is None for _, x in mask.arrays()):
         return None
     counts = mask.pairs_per_head(sizes.L, sizes.S)
-    return int(counts.sum()) * (math.prod(sizes.lead) // (counts.shape[0] * counts.shape[1]))
+    return int(counts.sum()) * (math.prod(sizes.lead) // max(1, counts.shape[0] * counts.shape[1]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from attnspan.arrays import (
     TITLES,
@@ -12,6 +15,7 @@ from attnspan.arrays import (
     is_array,
     is_boolean,
     is_floating,
+    look,
     namespace,
 )
 from attnspan.biases import ALiBi
@@ -94,29 +98,38 @@ def request_of(
     align: Any = None,
     dropout: float = 0.0,
     rng: Any = None,
+    draw: bool = True,
 ) -> Request:
-    """Check the arguments of `attnspan.attention` before any compute, and make the record."""
+    """Check the arguments of `attnspan.attention` before any compute, and make the record.
+
+    With `draw` False a generator given as `rng` is left as it is, and no seed is kept.
+    """
     sizes = sizes_of(q, k, v)
     kind = framework(q) or "numpy"
-    low, high = _checked_dropout(dropout, rng, kind)
+    dropout = _checked_dropout(dropout, rng)
     align = checked_align(align)
-    return Request(
+    request = Request(
         q=inner(q, sizes.ndim),
         k=inner(k, sizes.ndim),
         v=inner(v, sizes.ndim),
-        score=_checked_score(score, sizes, kind),
+        score=_checked_score(score, sizes, q),
         mask=_checked_mask(mask, align, sizes, q),
-        bias=_checked_bias(bias, align, sizes, kind),
-        softcap=_checked_softcap(softcap),
-        sink=_checked_sink(sink, sizes),
-        dropout=float(dropout),
-        low=low,
-        high=high,
+        bias=_checked_bias(bias, align, sizes, q),
+        softcap=_checked_softcap(softcap, q),
+        sink=_checked_sink(sink, sizes, q),
+        dropout=dropout,
+        low=None,
+        high=None,
         sizes=sizes,
     )
+    if not dropout:
+        return request
+    # Last, so that a refused call takes nothing from a generator; nor does a plan.
+    low, high = seed_words(rng, kind) if draw or is_array(rng) or isinstance(rng, int) else (0, 0)
+    return replace(request, low=low, high=high)
 
 
-def _checked_score(score: Any, sizes: Sizes, kind: str) -> Any:
+def _checked_score(score: Any, sizes: Sizes, q: Any) -> Any:
     if score is None:
         score = ScaledDot()
     if isinstance(score, type):
@@ -126,10 +139,7 @@ def _checked_score(score: Any, sizes: Sizes, kind: str) -> Any:
     if isinstance(score, Score):
         score.check(sizes)
         for name, x in score.arrays():
-            if framework(x) not in (kind, "numpy"):
-                raise refusal(
-                    "score", f"{name} of {TITLES[str(framework(x))]}", f"arrays of {TITLES[kind]}, as q is"
-                )
+            _check_home(f"{type(score).__name__}.{name}", x, q)
     return score
 
 
@@ -161,19 +171,21 @@ def mask_sizes(sizes: Sizes) -> MaskSizes:
     return MaskSizes(sizes.L, sizes.S, sizes.B, sizes.H)
 
 
-def _checked_bias(bias: Any, align: Any, sizes: Sizes, kind: str) -> Any:
+def _checked_bias(bias: Any, align: Any, sizes: Sizes, q: Any) -> Any:
     if bias is None:
         return None
     if isinstance(bias, ALiBi):
         bias = bias.with_align(align) if align is not None else bias
         bias.check(sizes)
+        _check_home("ALiBi.slopes", bias.slopes, q)
         return bias
     if not is_array(bias):
         raise refusal("bias", bias, "a floating-point array that broadcasts to the scores, or ALiBi(slopes)")
-    if framework(bias) != kind:
-        raise refusal(
-            "bias", f"{TITLES[str(framework(bias))]} {describe(bias)}", f"an array of {TITLES[kind]}, as q is"
-        )
+    home = framework(q) or "numpy"
+    if framework(bias) != home:  # its gradient comes in its own library
+        given = f"{TITLES[str(framework(bias))]} {describe(bias)}"
+        raise refusal("bias", given, f"an array of {TITLES[home]}, as q is")
+    _check_home("bias", bias, q)
     if not is_floating(bias):
         fix = "a boolean array is a mask: pass it as mask=" if is_boolean(bias) else ""
         raise refusal("bias", bias, "a floating-point array that broadcasts to the scores", fix)
@@ -199,38 +211,53 @@ def _checked_bias(bias: Any, align: Any, sizes: Sizes, kind: str) -> Any:
     return inner(bias, sizes.ndim)
 
 
-def _checked_softcap(softcap: Any) -> Any:
+def _checked_softcap(softcap: Any, q: Any) -> Any:
     if softcap is None:
         return None
-    number = isinstance(softcap, (int, float)) and not isinstance(softcap, bool)
-    if not number and not (is_array(softcap) and softcap.shape == () and is_floating(softcap)):
+    number = isinstance(softcap, (int, float, np.number)) and not isinstance(softcap, bool)
+    if not number and not (is_array(softcap) and tuple(softcap.shape) == () and is_floating(softcap)):
         raise refusal("softcap", softcap, "a positive number or None")
-    if number and not softcap > 0:
+    seen = softcap if number else look(softcap)
+    if seen is not None and not seen > 0:
         raise refusal("softcap", softcap, "a positive number or None", "None is no cap")
+    if number:
+        return None if math.isinf(softcap) else float(softcap)
+    _check_home("softcap", softcap, q)
     return softcap
 
 
-def _checked_sink(sink: Any, sizes: Sizes) -> Any:
+def _checked_sink(sink: Any, sizes: Sizes, q: Any) -> Any:
     if sink is None:
         return None
-    number = isinstance(sink, (int, float)) and not isinstance(sink, bool)
+    number = isinstance(sink, (int, float, np.number)) and not isinstance(sink, bool)
     if not number and not (is_array(sink) and is_floating(sink)):
         raise refusal("sink", sink, "a number, or a floating-point array (B|1, H|1) of logits per head")
-    if not number and tuple(sink.shape):
+    if number:
+        return float(sink)
+    _check_home("sink", sink, q)
+    if tuple(sink.shape):
         check_parameter(tuple(sink.shape), "sink", sizes)
     return sink
 
 
-def _checked_dropout(dropout: Any, rng: Any, kind: str) -> tuple[Any, Any]:
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+def _check_home(argument: str, x: Any, q: Any) -> None:
+    """Refuse an array of another framework (NumPy's fit all) or, for PyTorch, on another device."""
+    kind, home = str(framework(x)), framework(q) or "numpy"
+    if kind not in ("numpy", home):
+        raise refusal(argument, f"{TITLES[kind]} {describe(x)}", f"an array of {TITLES[home]}, as q is")
+    if kind == home == "torch" and x.device != q.device:
+        raise refusal(argument, f"a tensor on {x.device}", f"one on {q.device}, as q is")
+
+
+def _checked_dropout(dropout: Any, rng: Any) -> float:
+    number = isinstance(dropout, (int, float, np.number)) and not isinstance(dropout, bool)
+    if not number or not 0 <= dropout < 1:
         raise refusal("dropout", dropout, "a number p with 0 <= p < 1")
-    if dropout == 0:
-        return None, None
-    if rng is None:
+    if dropout and rng is None:
         raise refusal(
             "rng",
             f"nothing, with dropout={dropout}",
             "a seed whenever dropout acts: an integer, a JAX key or a torch.Generator",
             "at inference pass dropout=0.0",
         )
-    return seed_words(rng, kind)
+    return float(dropout)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from attnspan.arrays import (
     TITLES,
     accumulation_dtype,
@@ -17,16 +15,15 @@ from attnspan.arrays import (
     is_array,
     is_floating,
     is_integer,
-    look,
     namespace,
     stop_gradient,
 )
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import as_mask
 from attnspan.masks.dense import Dense
-from attnspan.masks.parameters import MaskSizes
+from attnspan.masks.parameters import MaskSizes, within
 from attnspan.shapes import outer
-from attnspan.values import as_integers
+from attnspan.values import as_array
 
 __all__ = ["masked_logsumexp", "masked_softmax", "softmax_parts"]
 
@@ -148,7 +145,7 @@ def _accumulated(scores: Any, valid_lens: Any, mask: Any) -> tuple[Any, Any]:
 def _before(lens: Any, scores: Any, xp: Any) -> Any:
     """Mark the entries before the valid lengths."""
     rank, S = len(scores.shape), scores.shape[-1]
-    lens = as_integers(lens)
+    lens = as_array(lens)
     needed = "a number, (B,) one per entry of the first axis, or (B, L) one per row"
     if isinstance(lens, bool) or not (isinstance(lens, int) or (is_array(lens) and is_integer(lens))):
         raise refusal("valid_lens", lens, f"integers: {needed}")
@@ -156,15 +153,13 @@ def _before(lens: Any, scores: Any, xp: Any) -> Any:
     wanted = {0: (), 1: scores.shape[:1], 2: (*scores.shape[:1], *scores.shape[-2:-1])}.get(len(shape))
     if wanted is None or shape != tuple(wanted) or rank <= len(shape):
         raise refusal("valid_lens", lens, f"{needed}, for scores {describe(scores)}")
-    seen = look(lens) if is_array(lens) else np.asarray(lens)
-    if seen is not None and seen.size and (seen.min() < 0 or seen.max() > S):
-        given = f"{describe(lens)} with values from {seen.min()} to {seen.max()}"
-        raise refusal("valid_lens", given, f"lengths between 0 and S = {S}")
-    if shape:
+    within("valid_lens", lens, S, "S")
+    if is_array(lens):
         home, own = framework(scores), framework(lens)
         if own not in ("numpy", home):
             raise refusal("valid_lens", f"an array of {TITLES[str(own)]}", f"an array of {TITLES[str(home)]}")
         lens = constant(lens, xp, device_of(scores))
+    if shape:
         middle = (1,) * (rank - len(shape) - 1)
         lens = lens.reshape((*shape[:1], *middle, *shape[1:], 1))
     on = {} if device_of(scores) is None else {"device": scores.device}

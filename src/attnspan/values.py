@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnspan.arrays import fetch, is_array, is_torch_compiling
+from attnspan.arrays import fetch, is_array, is_torch_compiling, look
 
-__all__ = ["Value", "as_integers", "host", "register_pytrees", "show"]
+__all__ = ["Value", "as_array", "host", "register_pytrees", "show"]
 
 V = TypeVar("V", bound="Value")
 
@@ -89,7 +89,7 @@ class Value:
         parts = []
         for f in fields(self):
             value = getattr(self, f.name)
-            if value is f.default:
+            if value is f.default or (type(value) in (int, str, bool) and value == f.default):
                 continue
             text = show(value)
             parts.append(text if f.metadata.get("positional") else f"{f.name}={text}")
@@ -105,12 +105,8 @@ def show(value: Any) -> str:
         size *= n
     dtype = str(value.dtype).removeprefix("torch.")
     summary = f"<{dtype}[{', '.join(map(str, value.shape))}]>"
-    if size > 64:
-        return summary
-    try:
-        return repr(fetch(value).tolist())
-    except Exception:  # traced: there are no values to show
-        return summary
+    seen = look(value) if size <= 64 else None
+    return summary if seen is None else repr(seen.tolist())
 
 
 def _is_static(value: Any) -> bool:
@@ -163,10 +159,12 @@ def register_pytrees() -> None:
         _REGISTERED["torch"] = len(_CLASSES)
 
 
-def as_integers(x: Any) -> Any:
+def as_array(x: Any) -> Any:
     """Turn a list or tuple of numbers into a NumPy array; leave arrays and numbers alone."""
     if isinstance(x, np.integer):
         return int(x)
     if isinstance(x, (list, tuple)):
+        if is_torch_compiling():  # a NumPy array would be traced as a tensor without being one
+            return sys.modules["torch"].tensor(x)
         return np.asarray(x) if len(x) else np.zeros(0, np.int64)
     return x

@@ -41,7 +41,7 @@ class Sizes:
     L: int = 4
     S: int = 5
     D: int = 3
-    E: int = 2
+    E: int = 3
     F: int = 3
     r: int = 2
     Dk: int | None = None  # the width of the keys where it is not D
@@ -62,18 +62,20 @@ def written_out(rule: Rule, s: Sizes) -> np.ndarray:
     return keep
 
 
-def _lens(s: Sizes) -> list[int]:
+def _lens(s: Sizes) -> np.ndarray:
     """Different lengths for every sequence, the first of them 0 (an empty sequence)."""
-    return [(3 * b) % (s.S + 1) for b in range(s.B)]
+    return np.array([(3 * b) % (s.S + 1) for b in range(s.B)], dtype=int)
 
 
 def _row_lens(s: Sizes) -> np.ndarray:
-    return np.array([[(2 * b + 3 * i) % (s.S + 1) for i in range(s.L)] for b in range(s.B)], dtype=int)
+    return np.array([[(2 * b + 3 * i) % (s.S + 1) for i in range(s.L)] for b in range(s.B)], int).reshape(
+        s.B, s.L
+    )
 
 
 def _ids(n: int, B: int, *, returning: bool = False) -> np.ndarray:
     """Document ids with padding at the end; sequence 0 starts with another split than sequence 1."""
-    ids = np.array([[(t + b) // 2 for t in range(n)] for b in range(B)], dtype=int)
+    ids = np.array([[(t + b) // 2 for t in range(n)] for b in range(B)], dtype=int).reshape(B, n)
     if n > 2:
         ids[:, -1] = -1
     return ids % 2 * (ids >= 0) + np.minimum(ids, 0) if returning else ids
@@ -99,7 +101,7 @@ def masks(
     noise, low = _noise(s, s.B, s.H, s.L, s.S), min(2, s.S)
     own = Dense(arrays(noise if rank > 3 else noise[:, 0] if rank == 3 else noise[0, 0]))
     cut = [s.L // 2, s.L - s.L // 2], [s.S // 2, s.S - s.S // 2]
-    where = [0, far, 1, -1][: s.B] + [2] * (s.B - 4)
+    where = np.array([0, far, 1, -1][: s.B] + [2] * (s.B - 4), dtype=int)
     per_head = np.arange(s.H)[None] % (s.S + 1)
 
     def document(n: int, parts: list[int]) -> tuple[int, int, int]:
@@ -124,7 +126,7 @@ def masks(
     yield "valid (1, H)", ValidLens(arrays(per_head[..., None])), lambda b, h, i, j: j < per_head[0, h]
     yield (
         "valid queries too",
-        ValidLens(arrays(lens), query_lens=arrays([min(n, s.L) for n in lens])),
+        ValidLens(arrays(lens), query_lens=arrays(np.minimum(lens, s.L))),
         lambda b, h, i, j: j < lens[b] and i < lens[b],
     )
     yield "causal", Causal("top_left"), lambda b, h, i, j: j <= i
@@ -134,15 +136,21 @@ def masks(
     yield "window", SlidingWindow(1, align=0), lambda b, h, i, j: i - 1 <= j <= i
     yield "window, ahead", SlidingWindow(0, 2, align=1), lambda b, h, i, j: i + 1 <= j <= i + 3
     yield "window, no limit", SlidingWindow(None, 1, align=-1), lambda b, h, i, j: j <= i
-    yield "documents", Documents(arrays(ids), arrays(key_ids)), lambda b, h, i, j: (
-        ids[b, i] == key_ids[b, j] >= 0
+    yield (
+        "documents",
+        Documents(arrays(ids), arrays(key_ids)),
+        lambda b, h, i, j: ids[b, i] == key_ids[b, j] >= 0,
     )
-    yield "documents that return", Documents(arrays(again), arrays(again_keys)), lambda b, h, i, j: (
-        again[b, i] == again_keys[b, j] >= 0
+    yield (
+        "documents that return",
+        Documents(arrays(again), arrays(again_keys)),
+        lambda b, h, i, j: again[b, i] == again_keys[b, j] >= 0,
     )
-    yield "documents, each causal", Documents.from_lengths(
-        arrays(cut[0]), arrays(cut[1]), each=Causal("bottom_right")
-    ), inner
+    yield (
+        "documents, each causal",
+        Documents.from_lengths(arrays(cut[0]), arrays(cut[1]), each=Causal("bottom_right")),
+        inner,
+    )
     yield "prefix", PrefixLM(low, align=0), lambda b, h, i, j: j <= i or j < low
     yield "strided", Strided(2, phase=1, align=0), lambda b, h, i, j: (i - j) % 2 == 1
     yield "bits", own, lambda b, h, i, j: noise[b, h, i, j]
@@ -218,7 +226,9 @@ SCORES = {
     ),
     "cosine": ScoreCase(_no_parameters, Cosine, lambda: lambda q, k, b, h: _cosine(q, k)),
     "gaussian": ScoreCase(
-        _no_parameters, Gaussian, lambda: lambda q, k, b, h: -((q - k) @ (q - k)) / (2 * math.sqrt(len(q) or 1))
+        _no_parameters,
+        Gaussian,
+        lambda: lambda q, k, b, h: -((q - k) @ (q - k)) / (2 * math.sqrt(len(q) or 1)),
     ),
     "gaussian, 1": ScoreCase(
         _no_parameters, lambda: Gaussian(1), lambda: lambda q, k, b, h: -((q - k) @ (q - k)) / 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import look
+from attnspan.arrays import constant, device_of, look
 from attnspan.biases import ALiBi
 from attnspan.masks.bound import frame_of
 from attnspan.request import Request, mask_sizes
@@ -26,6 +26,7 @@ __all__ = [
     "poisoned_rows",
     "seen_keys",
     "seen_true",
+    "usable",
     "visible",
     "without",
     "zeroed",
@@ -61,15 +62,13 @@ class Visible:
         ``(B|1, ..., H|1, L|1, S|1)``; None means all.
     bias : array or None
         Finite wherever it excludes nothing; broadcasts to the scores.
+    sees : bool array or None
+        ``(..., H|1, L|1)``: which queries see a key; None means all.
     """
 
     keep: Any
     bias: Any
-
-    @property
-    def sees(self) -> Any:
-        """Which queries see a key, ``(..., H|1, L|1)``; None means all."""
-        return None if self.keep is None else self.keep.any(-1)
+    sees: Any
 
 
 def visible(request: Request, queries: Any = None) -> Visible:
@@ -89,11 +88,14 @@ def visible(request: Request, queries: Any = None) -> Visible:
         there = bias != -float("inf")
         keep = there if keep is None else keep & there
         bias = xp.where(keep, bias, 0.0)
-    return Visible(keep, bias)
+        if bias.dtype != request.accumulation:  # a float64 bias beside float32: what is finite stays so
+            limits = xp.finfo(request.accumulation)
+            bias = xp.astype(xp.clip(bias, limits.min, limits.max), request.accumulation)
+    return Visible(keep, bias, None if keep is None else keep.any(-1))
 
 
 def dense_bias(request: Request, queries: Any = None) -> Any:
-    """Write the bias out in the accumulation dtype, for some queries."""
+    """Write the bias out for some queries, in its own dtype or, if that is narrower, as sums run."""
     bias = request.bias
     if bias is None:
         return None
@@ -103,11 +105,12 @@ def dense_bias(request: Request, queries: Any = None) -> Any:
         frame = frame_of(sizes.L, sizes.S, xp, device)
         q = frame.q if queries is None else frame.q[:, :, queries, :]
         like = xp.astype(request.q[..., :0], request.accumulation, copy=False)
+        bias = bias.map_arrays(lambda x: constant(x, xp, device_of(request.q)))
         bias = bias.dense(q, frame.k, sizes.L, sizes.S, like)
         return bias.reshape((bias.shape[0],) + (1,) * (len(sizes.lead) - 2) + tuple(bias.shape[1:]))
     if queries is not None and bias.shape[-2] > 1:
         bias = bias[..., queries, :]
-    return xp.astype(bias, request.accumulation, copy=False)
+    return bias if bias.dtype == xp.float64 else xp.astype(bias, request.accumulation, copy=False)
 
 
 def seen_keys(keep: Any, G: int) -> Any:
@@ -138,6 +141,13 @@ def without(xp: Any, x: Any) -> tuple[Any, Any]:
                 return x, None
     bad = ~xp.all(xp.isfinite(x), axis=-1)
     return xp.where(bad[..., None], 0.0, x), bad
+
+
+def usable(sees: Any, bad: Any) -> Any:
+    """Tell which queries see a key and are finite, ``(..., H, L)``; None means all."""
+    if bad is None:
+        return sees
+    return ~bad if sees is None else sees & ~bad
 
 
 def seen_true(x: Any) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from attnspan.arrays import stop_gradient
 from attnspan.dropout import keep_bits
-from attnspan.errors import refusal
+from attnspan.errors import describe, refusal
 from attnspan.implementations.base import (
     Implementation,
     Visible,
@@ -19,6 +21,7 @@ from attnspan.implementations.base import (
     poisoned_rows,
     seen_keys,
     seen_true,
+    usable,
     visible,
     without,
     zeroed,
@@ -81,12 +84,10 @@ def look_at(request: Request, queries: Any = None) -> tuple[Any, Any]:
 def _rows(request: Request, queries: Any = None, *, values: bool = False) -> _Rows:
     """Score and normalise; excluded and non-finite rows are gone before any product."""
     xp, sizes = request.xp, request.sizes
-    seen = visible(request, queries)
-    q = request.q if queries is None else request.q[..., queries, :]
-    q, k = (xp.astype(x, request.accumulation, copy=False) for x in (q, request.k))
-    sees = seen.sees
+    seen = visible(request)
+    q, k = (xp.astype(x, request.accumulation, copy=False) for x in (request.q, request.k))
     live = None if seen.keep is None else seen_keys(seen.keep, sizes.G)
-    q, bad_q = without(xp, zeroed(xp, q, sees))
+    q, bad_q = without(xp, zeroed(xp, q, seen.sees))
     k, bad_k = without(xp, zeroed(xp, k, live))
     poisoned = either(bad_q, poisoned_rows(seen.keep, bad_k, sizes.H))
     v = None
@@ -96,41 +97,63 @@ def _rows(request: Request, queries: Any = None, *, values: bool = False) -> _Ro
         poisoned = either(poisoned, poisoned_rows(seen.keep, bad_v, sizes.H))
     if sizes.S == 0:
         poisoned = None
-    weights, lse = softmax_parts(_scores(request, q, k, seen), seen.keep)
+    queries_alive = usable(seen.sees, bad_q)
+    if isinstance(request.score, Score):
+        form = request.score.lower(q, k, queries_alive, sizes)
+        if queries is not None:
+            form = form.rows(queries)
+        limits = xp.finfo(request.accumulation)
+        s = xp.clip(form.scores(), limits.min, limits.max)  # finite inputs have finite scores
+    else:
+        q = _filled(xp, q, queries_alive)
+        k = per_head(_filled(xp, k, usable(live, bad_k)), sizes.H)
+        s = _called(request, q if queries is None else q[..., queries, :], k)
+    if queries is not None:
+        seen = visible(request, queries)
+        poisoned = None if poisoned is None else _picked(poisoned, queries)
+    weights, lse = softmax_parts(_capped(request, s, seen), seen.keep)
     return _Rows(weights, lse, seen.keep, v, poisoned)
 
 
-def _scores(request: Request, q: Any, k: Any, seen: Visible) -> Any:
-    """Score all pairs, then softcap, then bias."""
-    sizes, xp = request.sizes, request.xp
-    if isinstance(request.score, Score):
-        s = request.score.lower(q, k, seen.sees, sizes).scores()
-    else:
-        s = _called(request.score, q, per_head(k, sizes.H), sizes.ndim)
+def _picked(flags: Any, queries: Any) -> Any:
+    """Select rows of flags ``(..., L|1)``."""
+    return flags if flags.shape[-1] == 1 else flags[..., queries]
+
+
+def _filled(xp: Any, x: Any, live: Any) -> Any:
+    """Put a live row of the same head where a row is not live.
+
+    A function may not take the zeros that stand there: 0 / |0| has a NaN gradient, which would
+    reach the live rows of the other side.
+    """
+    if live is None or seen_true(live) or not x.shape[-2]:
+        return x
+    lead = np.broadcast_shapes(x.shape[:-1], live.shape)
+    x, live = xp.broadcast_to(x, (*lead, x.shape[-1])), xp.broadcast_to(live, lead)
+    first = xp.argmax(xp.astype(live, xp.int32), axis=-1, keepdims=True)[..., None]
+    first = xp.broadcast_to(first, (*lead[:-1], 1, x.shape[-1]))
+    return xp.where(live[..., None], x, xp.take_along_axis(stop_gradient(x), first, axis=-2))
+
+
+def _capped(request: Request, s: Any, seen: Visible) -> Any:
+    """Softcap the scores, then add the bias."""
+    xp = request.xp
     if request.softcap is not None:
         cap = in_dtype(request.softcap, s)
         s = cap * xp.tanh(s / cap)
     return s if seen.bias is None else s + seen.bias
 
 
-def _called(fn: Any, q: Any, k: Any, ndim: int) -> Any:
+def _called(request: Request, q: Any, k: Any) -> Any:
     """Call a score function in the caller's own number of axes."""
-    q, k = outer(q, ndim, 2), outer(k, ndim, 2)
-    s = fn(q, k)
-    wanted = (*q.shape[:-1], k.shape[-2])
-    if tuple(getattr(s, "shape", ())) != wanted and not _same_lead(s, wanted):
-        raise refusal("score", f"a function that returned {getattr(s, 'shape', s)}", f"scores {wanted}")
-    return inner(s, ndim)
-
-
-def _same_lead(s: Any, wanted: tuple[int, ...]) -> bool:
-    """Tell whether scores have the right last two axes and leading axes that broadcast."""
+    sizes, ndim = request.sizes, request.sizes.ndim
+    s = request.score(outer(q, ndim, 2), outer(k, ndim, 2))
+    wanted = (*sizes.lead[: max(ndim - 2, 0)], q.shape[-2], sizes.S)
     shape = tuple(getattr(s, "shape", ()))
-    return (
-        len(shape) == len(wanted)
-        and shape[-2:] == wanted[-2:]
-        and all(n == m or m == 1 for n, m in zip(shape[:-2], wanted[:-2], strict=True))
-    )
+    fits = len(shape) == len(wanted) and shape[-2:] == wanted[-2:]
+    if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
+        raise refusal("score", f"a function that returned {describe(s)}", f"scores {wanted}")
+    return request.xp.astype(inner(s, ndim), request.accumulation, copy=False)
 
 
 def _weighted(xp: Any, weights: Any, v: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from attnspan.arrays import TITLES, cumulative_sum, framework, is_torch_compiling, is_transformed
@@ -17,6 +18,7 @@ from attnspan.implementations.base import (
     poisoned_rows,
     seen_keys,
     seen_true,
+    usable,
     visible,
     without,
     zeroed,
@@ -62,7 +64,7 @@ def attend(request: Request) -> Any:
     seen = None if causal else visible(request)
     keep = None if seen is None else seen.keep
     bias = None if seen is None else seen.bias
-    sees = None if keep is None else keep.any(-1)
+    sees = None if seen is None else seen.sees
     live = None if keep is None else seen_keys(keep, sizes.G)
     q, bad_q = without(xp, zeroed(xp, request.q, sees))
     k, bad_k = without(xp, zeroed(xp, k, live))
@@ -74,7 +76,7 @@ def attend(request: Request) -> Any:
         poisoned = either(bad_q, rows.repeat_interleave(sizes.H // sizes.G, -2))
     else:
         poisoned = either(bad_q, poisoned_rows(keep, bad, sizes.H))
-    q, k, v, scale, bias = _lowered(request, q, k, v, sees, bias)
+    q, k, v, scale, bias = _lowered(request, q, k, v, usable(sees, bad_q), bias)
     if keep is not None:
         if sees is not None and not seen_true(sees):
             keep = keep | ~sees[..., None]  # an empty row is emptied behind the kernel
@@ -100,7 +102,7 @@ def _is_top_left_causal(request: Request) -> bool:
     return mask.align in (0, "top_left") or (square and mask.align in (None, "bottom_right"))
 
 
-def _lowered(request: Request, q: Any, k: Any, v: Any, sees: Any, bias: Any) -> Any:
+def _lowered(request: Request, q: Any, k: Any, v: Any, live: Any, bias: Any) -> Any:
     """Bring score and bias to the kernel's terms: q, k, v, scale and an additive mask.
 
     Half precision goes in as it is only where nothing is computed before the kernel.
@@ -109,7 +111,7 @@ def _lowered(request: Request, q: Any, k: Any, v: Any, sees: Any, bias: Any) -> 
     plain = type(score) is Dot or (type(score) is ScaledDot and not hasattr(score.scale, "shape"))
     if not plain or bias is not None:
         q, k, v = (request.xp.astype(x, request.accumulation, copy=False) for x in (q, k, v))
-    form = score.lower(q, k, sees, request.sizes)
+    form = score.lower(q, k, live, request.sizes)
     assert isinstance(form, DotForm)
     q, scale = form.q, form.scale
     if not isinstance(scale, (int, float)):
@@ -158,19 +160,24 @@ def _twice_differentiable() -> Any:
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            if torch.is_grad_enabled():  # create_graph=True
-                inputs = ctx.saved_tensors
-                with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            twice = torch.is_grad_enabled()  # create_graph=True
+            if twice or ctx.out is None:
+                # A view each: q, k and v may be one tensor, and each has a gradient of its own.
+                inputs = [x if x is None else x.view_as(x) for x in ctx.saved_tensors]
+                if not twice:
+                    inputs = [x if x is None else x.detach().requires_grad_(x.requires_grad) for x in inputs]
+                math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+                with torch.enable_grad(), math if twice else nullcontext():
                     out = ctx.call(*inputs)
             else:
                 inputs, out = ctx.leaves, ctx.out
+                ctx.leaves = ctx.out = None  # what the kernel kept is freed with this backward
             wanted = [n for n, x in enumerate(inputs) if x is not None and x.requires_grad]
             found = torch.autograd.grad(
                 out,
                 [inputs[n] for n in wanted],
                 gradient,
-                create_graph=torch.is_grad_enabled(),
-                retain_graph=True,
+                create_graph=twice,
             )
             grads: list[Any] = [None] * (1 + len(inputs))
             for n, g in zip(wanted, found, strict=True):

@@ -103,5 +103,3 @@ def check_width(**widths: int) -> None:
     for name, width in widths.items():
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise refusal(name, width, "a width of 1 or more")
-
-

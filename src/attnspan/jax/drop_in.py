@@ -85,7 +85,7 @@ def dot_product_attention(
     Array([0. , 0.5, 1.5, 2.5], dtype=float32)
     """
     q, k, v = (_four(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
-    options = {
+    options: dict[str, Any] = {
         "score": ScaledDot(scale),
         "mask": _mask(mask, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, q, k),
         "bias": None if bias is None else _lined_up("bias", bias),

@@ -11,6 +11,7 @@ from flax import nnx
 from attnspan.attention import attention, inspect
 from attnspan.errors import refusal
 from attnspan.jax.base import AttentionModule, Learned, combined
+from attnspan.scores import ScaledDot
 
 __all__ = ["MultiHeadAttention"]
 
@@ -100,7 +101,7 @@ class MultiHeadAttention(AttentionModule):
         self.W_k = linear(kdim, kv_width)
         self.W_v = linear(vdim, kv_width)
         self.W_o = linear(embed_dim, embed_dim)
-        self.score = Learned(score)
+        self.score = Learned(ScaledDot() if score is None else score)
         super().__init__(dropout, rngs)
 
     def __call__(
@@ -186,4 +187,4 @@ class MultiHeadAttention(AttentionModule):
     def _heads(self, name: str, x: jax.Array, layer: nnx.Linear, heads: int) -> jax.Array:
         if x.ndim != 3 or x.shape[-1] != layer.in_features:
             raise refusal(name, x, f"three axes, batch first: (B, length, {layer.in_features})")
-        return layer(x).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+        return layer(x).reshape(*x.shape[:2], heads, layer.out_features // heads).swapaxes(1, 2)

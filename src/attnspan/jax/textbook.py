@@ -189,8 +189,8 @@ class GaussianAttention(_TextbookAttention):
     >>> attention = GaussianAttention(bandwidth=1.0)
     >>> keys = jnp.array([[[0.0], [1.0], [2.0]]])
     >>> out, weights = attention(jnp.zeros((1, 1, 1)), keys, keys)
-    >>> weights.round(4)[0, 0]
-    Array([0.5741, 0.3482, 0.0777], dtype=float32)
+    >>> [round(float(w), 4) for w in weights[0, 0]]
+    [0.5741, 0.3482, 0.0777]
     """
 
     def __init__(

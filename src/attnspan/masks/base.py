@@ -72,6 +72,11 @@ class Mask(Value):
         """
         return None
 
+    @property
+    def has_length(self) -> bool:
+        """Whether this mask was made for one pair of lengths, as arrays of pairs are."""
+        return False
+
     def why_bits(self) -> list[str]:
         """Say which parts of this mask are kept as bits, and why; empty means all are spans."""
         reasons = []

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, namespace, pack_bits, unpack_bits
+from attnspan.arrays import device_of, framework, full_like_shape, namespace, pack_bits, unpack_bits
 from attnspan.values import Value
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "TILE", "Bits", "pack", "tile_states"]
@@ -50,7 +50,7 @@ def pack(rows: Callable[[int, int], Any], L: int, S: int) -> Bits:
 
     Works block by block, so that the unpacked booleans never stand in memory whole.
     """
-    step = max(1, min(L, _BLOCK // max(1, S)))
+    step = max(2, min(L, _BLOCK // max(1, S)))  # of one row it could not be told that all are alike
     first = pack_bits(rows(0, min(step, L)))
     if step >= L or first.shape[-2] != step:  # one block, or all queries alike
         return Bits(first)
@@ -70,10 +70,13 @@ def tile_states(bits: Bits, L: int, S: int) -> Any:
     seen = xp.broadcast_to(seen, (*seen.shape[:2], L, S))
     rows, columns = -(-L // TILE[0]), -(-S // TILE[1])
 
+    def filler(shape: tuple[int, ...], fill: bool) -> Any:
+        return full_like_shape(xp, device_of(seen), shape, fill, xp.bool)
+
     def tiled(fill: bool) -> Any:
-        right = xp.full((*seen.shape[:-1], columns * TILE[1] - S), fill, dtype=xp.bool)
+        right = filler((*seen.shape[:-1], columns * TILE[1] - S), fill)
         wide = xp.concat([seen, right], axis=-1)
-        below = xp.full((*seen.shape[:2], rows * TILE[0] - L, wide.shape[-1]), fill, dtype=xp.bool)
+        below = filler((*seen.shape[:2], rows * TILE[0] - L, wide.shape[-1]), fill)
         whole = xp.concat([wide, below], axis=-2)
         return whole.reshape((*seen.shape[:2], rows, TILE[0], columns, TILE[1]))
 

@@ -57,6 +57,10 @@ class Dense(Mask):
             return x.reshape((shape[0], 1, *shape[1:]))
         return x.reshape((1,) * (4 - len(shape)) + shape)
 
+    @property
+    def has_length(self) -> bool:
+        return True
+
     def check(self, sizes: MaskSizes) -> None:
         *lead, rows, columns = (1, *self.array.shape) if len(self.array.shape) == 1 else self.array.shape
         L, S = sizes.L, sizes.S
@@ -90,8 +94,3 @@ class Dense(Mask):
             at = slice(at, at + 1) if isinstance(at, int) else at
             seen = seen[..., at, :] if axis == -2 else seen[..., at]
         return seen
-
-
-def dense_axes(mask: Mask) -> list[int]:
-    """List the numbers of axes of the arrays inside a mask."""
-    return [len(m.array.shape) for m in mask.values() if isinstance(m, Dense)]

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from attnspan.arrays import (
+    constant,
     cumulative_max,
     cumulative_sum,
+    device_of,
     framework,
     is_array,
     is_integer,
@@ -22,7 +24,7 @@ from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
 from attnspan.masks.parameters import MaskSizes
 from attnspan.masks.spans import make_spans
-from attnspan.values import as_integers
+from attnspan.values import as_array
 
 __all__ = ["Documents"]
 
@@ -72,7 +74,7 @@ class Documents(Mask):
 
     def _check(self) -> None:
         for name in ("ids", "key_ids"):
-            value = as_integers(getattr(self, name))
+            value = as_array(getattr(self, name))
             if value is None and name == "key_ids":
                 continue
             if not is_array(value) or not is_integer(value) or len(value.shape) not in (1, 2):
@@ -136,7 +138,7 @@ class Documents(Mask):
         """
         from attnspan.masks.packed import Packed
 
-        return Packed(as_integers(offsets), as_integers(key_offsets), each, exact=True)
+        return Packed(as_array(offsets), as_array(key_offsets), each, exact=True)
 
     def __repr__(self) -> str:
         if not self.__dict__.get("_decided"):
@@ -145,6 +147,10 @@ class Documents(Mask):
         for name, value in (*self._items(), ("contiguous", None)):
             object.__setattr__(plain, name, value)
         return Mask.__repr__(plain)
+
+    @property
+    def has_length(self) -> bool:
+        return True
 
     def check(self, sizes: MaskSizes) -> None:
         if self.key_ids is None and sizes.L != sizes.S:
@@ -216,6 +222,12 @@ def checked_each(each: Any, two_lengths: bool) -> Mask | None:
         return None
     if not isinstance(each, Mask):
         raise refusal("each", each, "a mask, such as Causal()")
+    fixed = [m for m in each.values() if getattr(m, "has_length", False)]
+    if fixed:
+        name = type(fixed[0]).__name__
+        raise refusal(
+            "each", repr(each), f"a mask that fits every document, not one made for lengths ({name})"
+        )
     unsaid = [m for m in each.values() if hasattr(m, "align") and m.align is None]
     if two_lengths and unsaid:
         raise refusal(
@@ -228,7 +240,7 @@ def checked_each(each: Any, two_lengths: bool) -> Mask | None:
 
 
 def _offsets(lengths: Any, name: str) -> Any:
-    lengths = as_integers(lengths)
+    lengths = as_array(lengths)
     if lengths is None:
         return None
     if not is_array(lengths) or not is_integer(lengths):
@@ -237,6 +249,7 @@ def _offsets(lengths: Any, name: str) -> Any:
     if seen is not None and seen.size and seen.min() < 0:
         raise refusal(name, f"{describe(lengths)} holding {seen.min()}", "lengths of 0 or more")
     xp = namespace(framework(lengths) or "numpy")
+    lengths = constant(lengths, xp, device_of(lengths))  # wide enough for their sum
     zero = xp.zeros_like(lengths[..., :1]) if lengths.shape[-1] else xp.zeros_like(lengths)
     if not lengths.shape[-1]:
         return np.zeros(1, np.int32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnspan.masks.base import Mask
-from attnspan.masks.parameters import counted, four
+from attnspan.masks.parameters import FAR, counted, four
 
 __all__ = ["FirstKeys"]
 
@@ -43,8 +43,11 @@ class FirstKeys(Mask):
         self._set("count", counted("count", self.count))
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
-        return (k < four(self.count)) & (q == q)
+        return k < self._count
 
     def rows(self, q: Any, L: Any, S: Any) -> tuple[Any, Any]:
-        count = min(self.count, 2**30) if isinstance(self.count, int) else four(self.count)
-        return 0, count
+        return 0, self._count
+
+    @property
+    def _count(self) -> Any:
+        return min(self.count, FAR) if isinstance(self.count, int) else four(self.count)

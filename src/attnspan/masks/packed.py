@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from attnspan.arrays import (
     device_of,
     framework,
@@ -60,7 +58,7 @@ class Packed(Mask):
             seen = look(x)
             if seen is None or not seen.size:
                 continue
-            if (seen[..., 0] != 0).any() or (np.diff(seen, axis=-1) < 0).any():
+            if (seen[..., 0] != 0).any() or (seen[..., 1:] < seen[..., :-1]).any():
                 text = str(seen.tolist()) if seen.size < 32 else describe(x)
                 raise refusal(name, text, "offsets that start at 0 and do not decrease")
         if self.key_offsets is not None and self.key_offsets.shape[-1] != self.offsets.shape[-1]:
@@ -83,6 +81,10 @@ class Packed(Mask):
             parts.append(f"each={self.each!r}")
         return f"Documents.{'from_offsets' if self.exact else 'from_lengths'}({', '.join(parts)})"
 
+    @property
+    def has_length(self) -> bool:
+        return True
+
     def check(self, sizes: MaskSizes) -> None:
         if self.key_offsets is None and sizes.L != sizes.S:
             raise refusal(
@@ -99,7 +101,8 @@ class Packed(Mask):
             ends = seen[..., -1]
             if ends.max() > n or (self.exact and ends.min() != n):
                 what = f"documents that end at {n}" if self.exact else f"documents that end at {n} or before"
-                raise refusal(f"Documents {name}", f"documents that end at {int(ends.max())}", what)
+                worst = int(ends.max() if ends.max() > n else ends.min())
+                raise refusal(f"Documents {name}", f"documents that end at {worst}", what)
 
     def with_align(self, align: Any) -> Mask:
         return self  # the alignment of `each` speaks of a document, not of the call

@@ -5,14 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from attnspan.arrays import is_array, is_boolean, is_floating, is_integer, look
+from attnspan.arrays import framework, is_array, is_boolean, is_floating, is_integer, look, namespace
 from attnspan.errors import describe, refusal
 from attnspan.shapes import LIMIT
-from attnspan.values import as_integers
+from attnspan.values import as_array
 
-__all__ = ["MaskSizes", "boolean", "check_axes", "checked_align", "counted", "four", "offset"]
+__all__ = [
+    "FAR",
+    "MaskSizes",
+    "boolean",
+    "check_axes",
+    "checked_align",
+    "counted",
+    "extent",
+    "four",
+    "offset",
+    "within",
+]
+
+FAR = 2**30 - 2
+"""Further than any position, and small enough that its sums with positions fit int32."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ def boolean(x: Any, argument: str) -> Any:
 def counted(name: str, x: Any, *, least: int | None = 0, what: str = "") -> Any:
     """Check and normalise an integer parameter: a number, a list, or an integer array."""
     needed = what or f"an integer of {least} or more, or an integer array"
-    x = as_integers(x)
+    x = as_array(x)
     if isinstance(x, bool) or not (isinstance(x, int) or _is_symbolic(x) or is_array(x)):
         raise refusal(name, x, needed)
     if is_array(x):
@@ -98,8 +110,9 @@ def four(x: Any) -> Any:
     """Line a mask parameter up with (B, H, L, S): () and (B,) and (B, H) become 4-D, numbers stay."""
     if not is_array(x):
         return x
-    shape = tuple(x.shape)
-    return x if len(shape) == 4 else x.reshape(shape + (1,) * (4 - len(shape)) if len(shape) < 3 else shape)
+    if is_integer(x):  # no position is further away, and sums of three still fit int32
+        x = namespace(framework(x) or "numpy").clip(x, -FAR, FAR)
+    return x if len(x.shape) > 2 else x.reshape(tuple(x.shape) + (1,) * (4 - len(x.shape)))
 
 
 def offset(align: Any, L: Any, S: Any, owner: Any) -> Any:
@@ -121,16 +134,14 @@ def _unsaid(owner: Any, L: Any, S: Any) -> Exception:
     from attnspan.masks.causal import Causal
 
     few, many = (3, 5) if L < S else (5, 3)
-    plain = hasattr(owner, "picture") and not any(True for _ in owner.arrays())
-    shown = owner if plain else Causal()
-    drawn = [shown.with_align(a).picture(few, many).splitlines() for a in ("top_left", "bottom_right")]
+    drawn = [Causal(a).picture(few, many).splitlines() for a in ("top_left", "bottom_right")]
     rows = "\n".join(f"{a:<12}  {b}" for a, b in zip(*drawn, strict=True))
     return refusal(
         "align",
         f"nothing, for {type(owner).__name__} over {L} queries and {S} keys",
         "to know where query 0 stands among the keys when L differs from S",
         'pass align="top_left" (key 0), align="bottom_right" (key S - L: a cache) or the key position '
-        f"itself (a number, or one per sequence)\n{shown!r} with {few} queries (down) and {many} keys:\n"
+        f"itself (a number, or one per sequence)\nCausal() with {few} queries (down) and {many} keys:\n"
         f"top_left      bottom_right\n{rows}",
     )
 
@@ -143,7 +154,23 @@ def checked_align(align: Any) -> Any:
     if isinstance(align, str):
         raise refusal("align", repr(align), needed)
     align = counted("align", align, least=None, what=needed)
-    seen = look(align) if is_array(align) else (np.asarray(align) if isinstance(align, int) else None)
-    if seen is not None and seen.size and max(abs(int(seen.min())), abs(int(seen.max()))) > LIMIT:
+    least, most = extent(align)
+    if least < -LIMIT or most > LIMIT:
         raise refusal("align", align, f"positions between -{LIMIT} and {LIMIT}")
     return align
+
+
+def extent(x: Any) -> tuple[int, int]:
+    """Give the least and the largest value of an integer parameter; (0, 0) where it is not seen."""
+    if isinstance(x, int):
+        return x, x
+    seen = look(x) if is_array(x) else None
+    return (int(seen.min()), int(seen.max())) if seen is not None and seen.size else (0, 0)
+
+
+def within(argument: str, x: Any, n: int, letter: str) -> None:
+    """Refuse lengths that are seen to lie outside [0, n]."""
+    least, most = extent(x)
+    if least < 0 or most > n:
+        values = f" with values from {least} to {most}" if is_array(x) else ""
+        raise refusal(argument, f"{describe(x)}{values}", f"lengths between 0 and {letter} = {n}")

@@ -43,4 +43,4 @@ class Predicate(Mask):
         seen = self.fn(q, k)
         if not isinstance(seen, bool) and "bool" not in str(getattr(seen, "dtype", "")):
             raise refusal("Predicate.fn", seen, "booleans from fn(q, k)", "compare, as in q - k < 3")
-        return seen & (q == q) & (k == k)
+        return seen & (k == k)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from attnspan.arrays import is_array, look
-from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask
-from attnspan.masks.parameters import MaskSizes, checked_align, counted, four, offset
+from attnspan.masks.parameters import MaskSizes, checked_align, counted, four, offset, within
 
 __all__ = ["PrefixLM"]
 
@@ -49,10 +45,7 @@ class PrefixLM(Mask):
 
     def check(self, sizes: MaskSizes) -> None:
         super().check(sizes)
-        x = self.length
-        seen = look(x) if is_array(x) else np.asarray(x) if isinstance(x, int) else None
-        if seen is not None and seen.size and seen.max() > sizes.S:
-            raise refusal("PrefixLM.length", describe(x), f"lengths between 0 and S = {sizes.S}")
+        within("PrefixLM.length", self.length, sizes.S, "S")
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
         return (k <= q + offset(self.align, L, S, self)) | (k < four(self.length))

@@ -42,6 +42,10 @@ class Sliced(Mask):
     queries: tuple[int, int] = field(metadata={"positional": True})
     keys: tuple[int, int] = field(metadata={"positional": True})
 
+    @property
+    def has_length(self) -> bool:
+        return True
+
     def check(self, sizes: MaskSizes) -> None:
         L, S = (part[1] - part[0] for part in (self.queries, self.keys))
         if (L, S) != (sizes.L, sizes.S):

@@ -8,11 +8,10 @@ from typing import Any
 from attnspan.arrays import is_array
 from attnspan.errors import refusal
 from attnspan.masks.base import Mask
-from attnspan.masks.parameters import checked_align, counted, four, offset
+from attnspan.masks.parameters import FAR, checked_align, counted, four, offset
+from attnspan.values import as_array
 
 __all__ = ["SlidingWindow"]
-
-_FAR = 2**30 - 2  # further than any position, and its sums with positions still fit int32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,18 +62,17 @@ class SlidingWindow(Mask):
         >>> SlidingWindow.last(256)
         SlidingWindow(back=255)
         """
+        keys = as_array(keys)
         if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
             raise refusal("keys", keys, "1 key or more (the query's own counts)")
         return cls(back=keys - 1, align=align)
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
         position = q + offset(self.align, L, S, self)
-        seen = (k == k) & (q == q)
-        if self.back is not None:
-            seen = seen & (k >= position - _count(self.back))
-        if self.ahead is not None:
-            seen = seen & (k <= position + _count(self.ahead))
-        return seen
+        if self.back is None:
+            return (k == k) if self.ahead is None else (k <= position + _count(self.ahead))
+        seen = k >= position - _count(self.back)
+        return seen if self.ahead is None else seen & (k <= position + _count(self.ahead))
 
     def rows(self, q: Any, L: Any, S: Any) -> tuple[Any, Any]:
         position = q + offset(self.align, L, S, self)
@@ -84,4 +82,4 @@ class SlidingWindow(Mask):
 
 
 def _count(n: Any) -> Any:
-    return four(n) if is_array(n) else min(n, _FAR)
+    return four(n) if is_array(n) else min(n, FAR)

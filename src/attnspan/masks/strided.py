@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnspan.errors import refusal
 from attnspan.masks.base import Mask
-from attnspan.masks.parameters import checked_align, counted, four, offset
+from attnspan.masks.parameters import FAR, checked_align, counted, extent, four, offset
 
 __all__ = ["Strided"]
 
@@ -52,9 +53,12 @@ class Strided(Mask):
     def _check(self) -> None:
         what = "a distance of 1 or more keys"
         self._set("step", counted("step", self.step, least=1, what=what))
-        self._set("phase", counted("phase", self.phase, least=None, what="an integer"))
+        what = "a phase of 0 or more, below the step"
+        self._set("phase", counted("phase", self.phase, what=what))
+        if isinstance(self.step, int) and extent(self.phase)[1] >= self.step:
+            raise refusal("phase", self.phase, f"{what} of {self.step}")
         self._set("align", checked_align(self.align))
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
-        step = four(self.step)
-        return (q + offset(self.align, L, S, self) - k - four(self.phase)) % step == 0
+        step = min(self.step, FAR) if isinstance(self.step, int) else four(self.step)
+        return (q + offset(self.align, L, S, self) - k) % step == four(self.phase)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from attnspan.arrays import is_array, look
-from attnspan.errors import describe, refusal
+from attnspan.arrays import is_array
+from attnspan.errors import refusal
 from attnspan.masks.base import Mask
-from attnspan.masks.parameters import MaskSizes, check_axes, counted, four
+from attnspan.masks.parameters import MaskSizes, check_axes, counted, four, within
 
 __all__ = ["ValidLens"]
 
@@ -59,16 +57,21 @@ class ValidLens(Mask):
         if self.query_lens is not None:
             self._set("query_lens", counted("query_lens", self.query_lens))
 
+    @property
+    def has_length(self) -> bool:
+        shape = tuple(getattr(self.lens, "shape", ()))
+        return len(shape) >= 2 and shape[-1] > 1
+
     def check(self, sizes: MaskSizes) -> None:
         if is_array(self.lens) and len(self.lens.shape) >= 2:
             self._check_rows(sizes)
         elif is_array(self.lens):
             check_axes(self, "lens", self.lens, sizes)
-        _within(self.lens, "lens", sizes.S, "S")
+        within("ValidLens.lens", self.lens, sizes.S, "S")
         if self.query_lens is not None:
             if is_array(self.query_lens):
                 check_axes(self, "query_lens", self.query_lens, sizes)
-            _within(self.query_lens, "query_lens", sizes.L, "L")
+            within("ValidLens.query_lens", self.query_lens, sizes.L, "L")
 
     def _check_rows(self, sizes: MaskSizes) -> None:
         B, L, H = sizes.B, sizes.L, sizes.H
@@ -117,27 +120,22 @@ class ValidLens(Mask):
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
         lens = self._at(q, L)
-        seen = (k < lens) if self.pad == "right" else (k >= S - lens)
+        seen = (k < lens) if self.pad == "right" else (k >= _behind(S, lens))
         if self.query_lens is None:
-            return seen & (q == q)
+            return seen
         valid = four(self.query_lens)
-        return seen & ((q < valid) if self.pad == "right" else (q >= L - valid))
+        return seen & ((q < valid) if self.pad == "right" else (q >= _behind(L, valid)))
 
     def rows(self, q: Any, L: Any, S: Any) -> tuple[Any, Any]:
         lens = self._at(q, L)
-        start, stop = (0, lens) if self.pad == "right" else (S - lens, S)
+        start, stop = (0, lens) if self.pad == "right" else (_behind(S, lens), S)
         if self.query_lens is None:
             return start, stop
         valid = four(self.query_lens)
-        hidden = (q >= valid) if self.pad == "right" else (q < L - valid)
+        hidden = (q >= valid) if self.pad == "right" else (q < _behind(L, valid))
         return start, stop - hidden * stop
 
 
-def _within(x: Any, name: str, n: int, letter: str) -> None:
-    seen = look(x) if is_array(x) else np.asarray(x) if isinstance(x, int) else None
-    if seen is not None and seen.size and (seen.min() < 0 or seen.max() > n):
-        raise refusal(
-            f"ValidLens.{name}",
-            f"{describe(x)} with values from {seen.min()} to {seen.max()}",
-            f"lengths between 0 and {letter} = {n}",
-        )
+def _behind(n: Any, lens: Any) -> Any:
+    """Give n - lens, where the last `lens` of n begin; far negative lengths must not wrap."""
+    return n - lens * (lens > 0)

@@ -62,7 +62,7 @@ class Additive(Score):
         xp = xp_of(q)
         return xp.sum(w * xp.tanh(project_vectors(q, self.W_q) + project_vectors(k, self.W_k)), axis=-1)
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> AdditiveForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> AdditiveForm:
         w = in_dtype(self.w_v, q)
         w = w[:, None, None, :] if len(w.shape) == 2 else w
         return AdditiveForm(projected(q, self.W_q), projected(k, self.W_k, sizes.H), w)

@@ -16,8 +16,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import constant, device_of, framework, is_array, is_floating, namespace
-from attnspan.errors import refusal
+import numpy as np
+
+from attnspan.arrays import constant, device_of, framework, is_array, is_floating, look, namespace
+from attnspan.errors import describe, refusal
 from attnspan.shapes import Sizes, left_aligned
 from attnspan.values import Value
 
@@ -125,15 +127,15 @@ class Score(Value):
         """
 
     @abstractmethod
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> Form:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> Form:
         """Bring all pairs into a form that kernels know.
 
         Parameters
         ----------
         q, k : array
             ``(..., H, L, Dq)`` and ``(..., G, S, Dk)`` in the accumulation dtype.
-        sees : bool array or None
-            ``(..., H, L)``: which queries see a key; None means all.
+        live : bool array or None
+            ``(..., H, L)``: which queries see a key and are finite; None means all.
         sizes : Sizes
             The sizes of the call.
         """
@@ -192,11 +194,16 @@ def _grouped_product(xp: Any, q: Any, k: Any) -> Any:
 def checked_number(name: str, x: Any, *, positive: bool = False) -> Any:
     """Check a number-like parameter: a number, or a floating array of at most two axes."""
     needed = f"a {'positive ' if positive else ''}number, or a floating-point array (B,) or (B|1, H|1)"
+    if isinstance(x, (np.integer, np.floating)):
+        x = float(x)
     if isinstance(x, bool) or not (isinstance(x, (int, float)) or is_array(x)):
         raise refusal(name, x, needed)
     if is_array(x):
         if not is_floating(x) or len(x.shape) > 2:
             raise refusal(name, x, needed)
+        seen = look(x) if positive else None
+        if seen is not None and not (seen > 0).all():
+            raise refusal(name, f"{describe(x)} holding {seen.min()}", needed)
     elif positive and not x > 0:
         raise refusal(name, x, needed)
     return x

@@ -52,7 +52,7 @@ class Bilinear(Score):
         M = M[:, None, None] if len(M.shape) == 3 else M
         return xp.sum(xp.matmul(q[..., None, :], M)[..., 0, :] * k, axis=-1)
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> DotForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         xp = xp_of(q)
         M = in_dtype(self.M, q)
         H, G, L, S, Dq, Dk = (getattr(sizes, n) for n in ("H", "G", "L", "S", "Dq", "Dk"))
@@ -110,7 +110,7 @@ class LowRankBilinear(Score):
     def pair(self, q: Any, k: Any) -> Any:
         return xp_of(q).sum(project_vectors(q, self.W_q) * project_vectors(k, self.W_k), axis=-1)
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> DotForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         return DotForm(projected(q, self.W_q), projected(k, self.W_k, sizes.H))
 
 

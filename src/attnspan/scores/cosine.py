@@ -41,7 +41,7 @@ class Cosine(Score):
         s = xp_of(q).sum(_unit(q) * _unit(k), axis=-1)
         return s * aligned(self.scale, s, "scale")
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> DotForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         return DotForm(_unit(q), _unit(k), aligned(self.scale, q, "scale", sizes))
 
 

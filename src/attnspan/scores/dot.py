@@ -31,7 +31,7 @@ class Dot(Score):
     def pair(self, q: Any, k: Any) -> Any:
         return xp_of(q).sum(q * k, axis=-1)
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> DotForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         return DotForm(q, k)
 
 
@@ -67,7 +67,7 @@ class ScaledDot(Score):
             return s / math.sqrt(max(q.shape[-1], 1))
         return s * aligned(self.scale, s, "scale")
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> DotForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         if self.scale is None:
             return DotForm(q, k, 1 / math.sqrt(max(sizes.Dq, 1)))
         return DotForm(q, k, aligned(self.scale, q, "scale", sizes))

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from attnspan.arrays import stop_gradient
 from attnspan.scores.base import DotForm, Score, aligned, checked_number, per_head, xp_of
 from attnspan.shapes import Sizes
@@ -57,11 +59,11 @@ class Gaussian(Score):
             return s / math.sqrt(max(q.shape[-1], 1))
         return s * self._precision(s)
 
-    def lower(self, q: Any, k: Any, sees: Any, sizes: Sizes) -> DotForm:
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         xp = xp_of(q)
         if not sizes.L:
             return DotForm(q, k)
-        origin = _reference(q, sees, sizes)
+        origin = _reference(q, live, sizes)
         q = q - per_head(origin, sizes.H)
         k = k - origin
         precision = self._precision(q, sizes)
@@ -70,21 +72,21 @@ class Gaussian(Score):
         return DotForm(q, k, precision, key_bias, row[..., 0])
 
 
-def _reference(q: Any, sees: Any, sizes: Sizes) -> Any:
-    """Take the first query, of each batch element and head group, that sees a key and is finite.
+def _reference(q: Any, live: Any, sizes: Sizes) -> Any:
+    """Take the first live query of each batch element and head group: one that sees a key and is finite.
 
     Nothing excluded can reach it: not a padding query, and no key at all. Returns (..., G, 1, D)
     without gradient; zero where there is no such query.
     """
     xp = xp_of(q)
     q = stop_gradient(q)
-    usable = xp.all(xp.isfinite(q), axis=-1)
-    if sees is not None:
-        usable = usable & sees
     lead, rows = q.shape[:-3], sizes.H // sizes.G * sizes.L
-    usable = xp.broadcast_to(usable, q.shape[:-1]).reshape((*lead, sizes.G, rows))
-    q = q.reshape((*lead, sizes.G, rows, q.shape[-1]))
-    first = xp.argmax(xp.astype(usable, xp.int32), axis=-1, keepdims=True)[..., None]
+    if live is None:
+        return q.reshape((*lead, sizes.G, rows, q.shape[-1]))[..., :1, :]
+    lead = np.broadcast_shapes(q.shape[:-1], live.shape)[:-2]  # a mask may have more sequences than q
+    live = xp.broadcast_to(live, (*lead, sizes.H, sizes.L)).reshape((*lead, sizes.G, rows))
+    q = xp.broadcast_to(q, (*lead, sizes.H, sizes.L, q.shape[-1])).reshape((*lead, sizes.G, rows, -1))
+    first = xp.argmax(xp.astype(live, xp.int32), axis=-1, keepdims=True)[..., None]
     first = xp.broadcast_to(first, (*first.shape[:-1], q.shape[-1]))
     origin = xp.take_along_axis(q, first, axis=-2)
-    return xp.where(xp.any(usable, axis=-1)[..., None, None], origin, 0.0)
+    return xp.where(xp.any(live, axis=-1)[..., None, None], origin, 0.0)

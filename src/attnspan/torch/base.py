@@ -85,9 +85,7 @@ class AttentionModule(nn.Module):
             weights: Tensor = record.weights()
         return weights
 
-    def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, score: Any, **options: Any
-    ) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, score: Any, **options: Any) -> Tensor:
         rate = self.dropout.p if self.dropout.training else 0.0
         rng = draw_seed(queries.device) if rate > 0 else None
         queries, keys, values = autocasted(queries, keys, values)

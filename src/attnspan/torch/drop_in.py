@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
     _check(query, key, value, attn_mask, is_causal)
     q, k, v = (x if x.ndim > 2 else x[None] for x in autocasted(query, key, value))
     q, k, v = _grouped(q, k, v) if enable_gqa else _broadcast(q, k, v)
-    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    lead = _leading(q, k, v)
     batch = math.prod(lead)
     q, k, v = (x.expand(*lead, *x.shape[-3:]).reshape(batch, *x.shape[-3:]) for x in (q, k, v))
     mask: Mask | None = Causal(align="top_left") if is_causal else None
@@ -111,6 +111,16 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
 
 def _names(query: Tensor, key: Tensor, value: Tensor) -> str:
     return f"query {describe(query)}, key {describe(key)}, value {describe(value)}"
+
+
+def _leading(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
+    """Broadcast the axes before the heads."""
+    try:
+        return torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    except RuntimeError:
+        raise refusal(
+            "query, key, value", _names(q, k, v), "leading axes (before axis -3) that agree or are 1"
+        ) from None
 
 
 def _broadcast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnspan.errors import refusal
+from attnspan.scores import ScaledDot
 from attnspan.torch.base import AttentionModule, Learned, combined
 
 __all__ = ["MultiHeadAttention"]
@@ -89,7 +90,7 @@ class MultiHeadAttention(AttentionModule):
         self.W_k = nn.Linear(embed_dim if kdim is None else kdim, kv_width, bias=bias)
         self.W_v = nn.Linear(embed_dim if vdim is None else vdim, kv_width, bias=bias)
         self.W_o = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.score = Learned(score)
+        self.score = Learned(ScaledDot() if score is None else score)
 
     def forward(
         self,
@@ -131,7 +132,11 @@ class MultiHeadAttention(AttentionModule):
         """
         key = query if key is None else key
         value = key if value is None else value
-        for name, x, layer in (("query", query, self.W_q), ("key", key, self.W_k), ("value", value, self.W_v)):
+        for name, x, layer in (
+            ("query", query, self.W_q),
+            ("key", key, self.W_k),
+            ("value", value, self.W_v),
+        ):
             if x.ndim != 3 or x.shape[-1] != layer.in_features:
                 raise refusal(name, x, f"three axes, batch first: (B, length, {layer.in_features})")
         heads = self._attend(

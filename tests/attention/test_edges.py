@@ -1,0 +1,224 @@
+"""Inputs that once went wrong, or were found by trying to break the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnspan as asp
+from attnspan.biases import ALiBi
+from attnspan.masks import (
+    Causal,
+    Dense,
+    Documents,
+    FirstKeys,
+    Not,
+    Predicate,
+    PrefixLM,
+    SlidingWindow,
+    Strided,
+    ValidLens,
+)
+from attnspan.scores import Additive, Bilinear, Cosine, Dot, Gaussian, LowRankBilinear
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+X = np.random.default_rng(0).normal(size=(2, 4, 3))
+LIBRARIES: dict[str, Any] = {"numpy": np.asarray, "torch": torch.tensor, "jax": jnp.asarray}
+every_library = pytest.mark.parametrize("to", list(LIBRARIES.values()), ids=list(LIBRARIES))
+
+
+def test_double_backward_of_one_tensor_in_three_places() -> None:
+    x = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def twice(implementation: str) -> Any:
+        out = asp.attention(x, x, x, implementation=implementation).square().sum()
+        (first,) = torch.autograd.grad(out, x, create_graph=True)
+        return first.detach(), torch.autograd.grad(first.square().sum(), x)[0]
+
+    for a, b in zip(twice("sdpa"), twice("eager"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_graph_is_kept_only_when_asked() -> None:
+    x = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+    out = asp.attention(x, x, x, implementation="sdpa").sum()
+    (a,) = torch.autograd.grad(out, x, retain_graph=True)
+    (b,) = torch.autograd.grad(out, x)
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(out, x)
+
+
+def test_a_function_that_cannot_take_zeros_has_finite_gradients_beside_padding() -> None:
+    q, k = torch.randn(2, 4, 3, requires_grad=True), torch.randn(2, 5, 3, requires_grad=True)
+
+    def cosine(q: Any, k: Any) -> Any:
+        return q / q.norm(dim=-1, keepdim=True) @ (k / k.norm(dim=-1, keepdim=True)).mT
+
+    mask = ValidLens([2, 3], query_lens=[3, 4])
+    out = asp.attention(q, k, k, score=cosine, mask=mask)
+    right = asp.attention(q, k, k, score=Cosine(), mask=mask)
+    torch.testing.assert_close(out, right)
+    for a, b in zip(
+        torch.autograd.grad(out.sum(), (q, k)), torch.autograd.grad(right.sum(), (q, k)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@every_library
+@pytest.mark.parametrize(
+    "score", [Gaussian(), Dot(), lambda q, k: (q[..., :, None, :] * k[..., None, :, :]).sum(-1)]
+)
+def test_some_rows_of_the_weights_are_rows_of_all(to: Any, score: Any) -> None:
+    x = to(X.astype(np.float32))
+    record = asp.inspect(x, x, x, score=score, mask=Causal())
+    some, whole = np.asarray(record.weights(rows=[3, 1])), np.asarray(record.weights())
+    np.testing.assert_allclose(some, whole[:, [3, 1]], rtol=1e-6, atol=1e-7)
+
+
+@every_library
+def test_a_mask_may_have_more_sequences_than_the_queries(to: Any) -> None:
+    q, k = to(X[:1].astype(np.float32)), to(X.astype(np.float32))
+    mask = ValidLens(to(np.array([2, 3])))
+    for score in (Gaussian(), Dot()):
+        out = np.asarray(asp.attention(q, k, k, score=score, mask=mask))
+        both = np.asarray(asp.attention(to(X[[0, 0]].astype(np.float32)), k, k, score=score, mask=mask))
+        np.testing.assert_allclose(out, both, rtol=1e-6, atol=1e-7)
+
+
+@every_library
+def test_a_large_offset_costs_no_digits_beside_a_visible_nan(to: Any) -> None:
+    x = (X + 1e3).astype(np.float32)
+    bad = x.copy()
+    bad[0, 0] = np.nan
+    out = np.asarray(asp.attention(to(bad), to(x), to(x - 1000), score=Gaussian()), np.float64)
+    wide = x.astype(np.float64)
+    right = asp.attention(wide, wide, wide - 1000, score=Gaussian())
+    np.testing.assert_allclose(out[0, 1:], right[0, 1:], rtol=1e-5, atol=1e-6)
+    assert np.isnan(out[0, 0]).all()
+
+
+def test_a_plan_takes_nothing_from_a_generator() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    x = torch.tensor(X)
+    asp.plan(x, x, x, dropout=0.5, rng=generator)
+    with pytest.raises(asp.ArgumentError):
+        asp.attention(x, x, x, dropout=0.5, rng=generator, mask=ValidLens([1, 2, 3]))
+    assert (generator.get_state() == before).all()
+    asp.attention(x, x, x, dropout=0.5, rng=generator)
+    assert not (generator.get_state() == before).all()
+
+
+def test_views_and_rare_tensors() -> None:
+    x = torch.randn(4, 4, 3)
+    back = np.array([4, 3, 2, 1])[::-1]
+    eye = np.eye(4, dtype=bool)[::-1]
+    out = asp.attention(
+        x, x, x, mask=Dense(eye) & ValidLens(back), score=Bilinear(np.eye(3, dtype="f4")[::-1])
+    )
+    copied = asp.attention(
+        x,
+        x,
+        x,
+        mask=Dense(eye.copy()) & ValidLens(back.copy()),
+        score=Bilinear(np.eye(3, dtype="f4")[::-1].copy()),
+    )
+    assert (out == copied).all()
+    imaginary = torch.complex(x, x).conj().imag  # a view whose sign is a flag
+    torch.testing.assert_close(asp.attention(imaginary, x, x), asp.attention(-x, x, x))
+
+
+@every_library
+def test_finite_inputs_far_out_are_never_nan_in_eager(to: Any) -> None:
+    one = to(np.ones((1, 1, 1), np.float32))
+    for a, b in ((1e20, -1e20), (1e20, 1e20), (-3e38, 3e38)):
+        out = asp.attention(one * a, one * b, one * 7, implementation="eager")
+        assert np.asarray(out).ravel().tolist() == [7]
+    far = to(np.full((1, 1), -1e308 if to is not LIBRARIES["jax"] else -3e38))
+    assert np.asarray(asp.attention(one, one, one * 2, bias=far)).ravel().tolist() == [2]
+
+
+def test_infinite_options_have_a_meaning() -> None:
+    np.testing.assert_array_equal(asp.attention(X, X, X, softcap=float("inf")), asp.attention(X, X, X))
+    assert (asp.attention(X, X, X, sink=float("inf")) == 0).all()
+    np.testing.assert_array_equal(asp.attention(X, X, X, sink=-float("inf")), asp.attention(X, X, X))
+
+
+MADE_INSIDE: dict[str, Any] = {
+    "causal": lambda n: Causal(align=0),
+    "lengths, a number": lambda n: ValidLens(3),
+    "lengths, a list": lambda n: ValidLens([1, 2]),
+    "lengths, traced": lambda n: ValidLens(n),
+    "window": lambda n: SlidingWindow(back=1, ahead=1, align="top_left"),
+    "prefix": lambda n: PrefixLM(2),
+    "sinks": lambda n: (SlidingWindow(back=0) | FirstKeys(1)) & Causal(),
+    "documents, a list": lambda n: Documents([0, 0, 1, 1]),
+    "documents, traced": lambda n: Documents(torch.stack([n, n, n + 1, n + 1], -1), each=Causal()),
+    "documents, lengths": lambda n: Documents.from_lengths([1, 3]),
+    "strided": lambda n: Not(Strided(2)),
+    "predicate": lambda n: Predicate(lambda q, k: q >= k),
+    "alibi": None,
+}
+
+
+@pytest.mark.parametrize("name", list(MADE_INSIDE))
+def test_everything_is_made_and_used_inside_one_compiled_graph(name: str) -> None:
+    q = torch.randn(2, 2, 4, 3)
+    W = torch.randn(3, 3)
+
+    def attend(q: Any, n: Any, W: Any) -> Any:
+        options: dict[str, Any] = {"mask": MADE_INSIDE[name](n)} if MADE_INSIDE[name] else {}
+        if name == "alibi":
+            options["bias"] = ALiBi([0.5, 0.25])
+        out = asp.attention(q, q, q, **options)
+        record = asp.inspect(q, q, q, score=Additive(W, W, W[0]), **options)
+        return out, record.out, record.lse, record.stats.entropy
+
+    torch._dynamo.reset()
+    n = torch.tensor([1, 3])
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    for a, b in zip(compiled(q, n, W), attend(q, n, W), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_every_score_is_made_and_used_inside_one_compiled_graph() -> None:
+    q, W = torch.randn(2, 2, 4, 3), torch.randn(3, 3)
+
+    def attend(q: Any, W: Any) -> list[Any]:
+        scores = [Additive(W, W, W[0]), LowRankBilinear(W, W), Bilinear(W), Gaussian(), Cosine(2.0), Dot()]
+        return [asp.attention(q, q, q, score=score) for score in scores]
+
+    torch._dynamo.reset()
+    for a, b in zip(torch.compile(attend, fullgraph=True, backend="eager")(q, W), attend(q, W), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Documents([0, 0, 0], each=Dense(np.eye(2, dtype=bool))), "each: .* fits every document"),
+        (lambda: Strided(2, phase=3), "phase: given 3, needed a phase of 0 or more, below the step of 2"),
+        (lambda: asp.attention(X, X, X, sink=torch.tensor(1.0)), "sink: given PyTorch float32"),
+        (lambda: asp.attention(X, X, X, score=lambda a, b: np.zeros((7, 4, 4))), r"scores \(2, 4, 4\)"),
+        (lambda: asp.inspect(X, X, X).weights(rows=[True, False]), "rows: given list, needed an integer"),
+        (lambda: asp.inspect(X, X, X).weights(rows=4), r"rows: given \[4\], needed numbers between -4 and 3"),
+        (lambda: asp.inspect(X, X, X).weights(heads=0), "heads: given 0, needed None"),
+        (lambda: Gaussian(np.array(0.0)), "bandwidth: .*holding 0.0, needed a positive number"),
+        (lambda: asp.attention(X.astype(np.longdouble), X, X), "q: given float128|longdouble"),
+        (lambda: asp.attention(X, X, X, align="left"), "align: given 'left', needed \"top_left\""),
+        (
+            lambda: asp.attention(X, X, X, mask=Causal),
+            r"mask: given the class Causal.*write Causal\(\.\.\.\)",
+        ),
+        (lambda: asp.attention(X, X, X, score=Gaussian), r"score: given the class Gaussian"),
+    ],
+)
+def test_refusals(call: Any, message: str) -> None:
+    with pytest.raises(asp.ArgumentError, match=message):
+        call()
