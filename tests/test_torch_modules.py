@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -148,7 +149,8 @@ def test_mask_and_valid_lens_must_both_agree(name: str) -> None:
     assert (both[0, 0] == 0).all() and (both[1, 2] == 0).all()
     window = SlidingWindow(back=1, align="bottom_right")
     torch.testing.assert_close(
-        module(q, k, v, lens, mask=window), module(q, k, v, mask=window.dense(L, S)[0, 0] & dense(lens).numpy())
+        module(q, k, v, lens, mask=window),
+        module(q, k, v, mask=window.dense(L, S)[0, 0] & dense(lens).numpy()),
     )
 
 
@@ -264,7 +266,12 @@ def test_copies_pickles_and_state_dicts_after_a_call(name: str) -> None:
     buffer.seek(0)
     other = MODULES[name]()
     other.load_state_dict(module.state_dict())
-    copies = (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(buffer, weights_only=False), other)
+    copies = (
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        torch.load(buffer, weights_only=False),
+        other,
+    )
     for twin in copies:
         with pytest.raises(AttnspanError, match="attention_weights"):
             _ = inner(twin).attention_weights
@@ -412,11 +419,18 @@ def test_functional_call_with_other_parameters(name: str) -> None:
     torch.testing.assert_close(torch.func.functional_call(module, state, (q, k, v)), other(q, k, v))
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", MODULES)
-def test_exports(name: str) -> None:
+def test_exports(name: str, strict: bool) -> None:
+    torch._dynamo.reset()
     torch.manual_seed(0)
     module, args = MODULES[name]().eval(), (*inputs(), torch.tensor([2, 4]))
-    program = torch.export.export(module, args)
+    module(*args)
+    weights = inner(module).attention_weights
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # strict export warns of what is kept on the module
+        program = torch.export.export(module, args, strict=strict)
+    assert torch.equal(inner(module).attention_weights, weights)  # of the call, not of the tracing
     torch.testing.assert_close(program.module()(*args), module(*args))
 
 
@@ -493,7 +507,9 @@ def test_heads_equal_those_of_pytorch(widths: dict[str, int], bias: bool) -> Non
             theirs.out_proj.bias.copy_(ours.W_o.bias)
     q, k, v = (torch.randn(B, n, widths.get(w, 8)) for n, w in ((L, ""), (S, "kdim"), (S, "vdim")))
     lens = torch.tensor([2, 5])
-    out, weights = theirs(q, k, v, key_padding_mask=torch.arange(S) >= lens[:, None], average_attn_weights=False)
+    out, weights = theirs(
+        q, k, v, key_padding_mask=torch.arange(S) >= lens[:, None], average_attn_weights=False
+    )
     torch.testing.assert_close(ours(q, k, v, valid_lens=lens), out)
     torch.testing.assert_close(ours.attention_weights, weights)
 
@@ -502,6 +518,12 @@ def test_one_input_is_query_key_and_value() -> None:
     module, x, y = d2l.MultiHeadAttention(8, 2), torch.randn(B, L, 8), torch.randn(B, S, 8)
     assert torch.equal(module(x), module(x, x, x))
     assert torch.equal(module(x, y), module(x, y, y))
+
+
+def test_an_empty_batch_passes() -> None:
+    module = d2l.MultiHeadAttention(8, 2)
+    assert module(torch.ones(0, S, 8), mask=Causal()).shape == (0, S, 8)
+    assert module.attention_weights.shape == (0, 2, S, S)
 
 
 def test_grouped_heads_are_repeated_heads() -> None:

@@ -20,7 +20,8 @@ class Asked:
     """What is asked for; the numbers are drawn from `seed`.
 
     `rank` is the number of axes of q, k and v. `bias` is a shape in letters, as "B1LS", with "-" in
-    front where some of it is -inf; "alibi" is the linear bias. `sink` is a shape in letters too.
+    front where some of it is -inf; "alibi" is the linear bias. `sink` is a shape in letters too. The
+    softcap "learned" is a 0-d array.
     """
 
     sizes: Sizes = field(default_factory=Sizes)
@@ -29,7 +30,7 @@ class Asked:
     mask: str = "everything"
     bias: str | None = None
     bias_dtype: str | None = None
-    softcap: float | None = None
+    softcap: float | str | None = None
     sink: str | None = None
     dropout: float = 0.0
     rng: int = 3
@@ -70,6 +71,8 @@ class Asked:
             if x["bias"].size:
                 hidden[(0,) * (hidden.ndim - 1)] = True  # a row (or all, where there is one) sees nothing
             x["bias"] = np.where(hidden, -INF, x["bias"])
+        if self.softcap == "learned":
+            x["softcap"] = np.array(1.75)
         x |= SCORES[self.score].draw(s)
         own = {"bias": self.bias_dtype} if self.bias_dtype else {}
         return {name: rounded(value, own.get(name, dtype)) for name, value in x.items()}
@@ -90,7 +93,7 @@ class Asked:
             options |= {"bias": ALiBi(x["slopes"]), "align": "bottom_right"}
         options |= {name: x[name] for name in ("bias", "sink") if name in x}
         if self.softcap is not None:
-            options["softcap"] = self.softcap
+            options["softcap"] = x.get("softcap", self.softcap)
         if self.dropout:
             options |= {"dropout": self.dropout, "rng": self.rng}
         return (x["q"], x["k"], x["v"]), options
@@ -109,7 +112,7 @@ class Asked:
             options["bias"] = x["bias"]
         if "sink" in x:  # the oracle reads one axis as heads, the library as sequences
             options["sink"] = x["sink"][:, None] if x["sink"].ndim == 1 else x["sink"]
-        options["softcap"] = self.softcap
+        options["softcap"] = float(x["softcap"]) if "softcap" in x else self.softcap
         if self.dropout:
             options |= {"dropout": self.dropout, "seed": self.rng}
         return (x["q"], x["k"], x["v"]), options

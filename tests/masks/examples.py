@@ -42,9 +42,7 @@ SHAPES = [(L, S) for L in range(7) for S in range(7)]
 def classes() -> list[str]:
     """Name every concrete mask class that attnspan.masks exports."""
     exported = [getattr(masks, name) for name in masks.__all__]
-    return [
-        c.__name__ for c in exported if inspect.isclass(c) and issubclass(c, Mask) and c is not Mask
-    ]
+    return [c.__name__ for c in exported if inspect.isclass(c) and issubclass(c, Mask) and c is not Mask]
 
 
 def examples(name: str, L: int, S: int, arr: Any, most: int | None = None) -> list[Case]:
@@ -124,7 +122,7 @@ def _prefix(L: int, S: int, arr: Any) -> Cases:
 
 def _strided(L: int, S: int, arr: Any) -> Cases:
     yield from (strided(arr, 2, 1, a) for a in aligns(L, S))
-    for step, phase in ((1, 0), (3, 2), (3, -1), (50, 0), ([1, 2], 0), (2, [[0, 1, 0]]), ([[2], [3]], [1, 2])):
+    for step, phase in ((1, 0), (3, 2), (3, 1), (50, 0), ([1, 2], 0), (2, [[0, 1, 0]]), ([[2], [3]], [1, 2])):
         yield strided(arr, step, phase, "bottom_right")
 
 
@@ -141,7 +139,12 @@ def _documents(L: int, S: int, arr: Any) -> Cases:
         yield documents(arr, runs, contiguous=True)
         yield documents(arr, runs, contiguous=False)
     keys = [ids_of(S, [1, 2]), [*ids_of(S, [3])[: S - 1], -1][:S]]
-    for each in [None, causal(arr, "bottom_right"), valid(arr, 1, "left"), strided(arr, 2, 0, "bottom_right")]:
+    for each in [
+        None,
+        causal(arr, "bottom_right"),
+        valid(arr, 1, "left"),
+        strided(arr, 2, 0, "bottom_right"),
+    ]:
         yield documents(arr, runs, keys[0], each)
         yield documents(arr, padded, keys[1], each)
         yield documents(arr, back, keys, each)
@@ -159,7 +162,12 @@ def _packed(L: int, S: int, arr: Any) -> Cases:
         yield packed(arr, [L])
         yield packed(arr, [[0, L], [L, 0]], each=causal(arr, [0, 1]), n=(L, S))
     keys = [spread(S, 3, 0), spread(S, 3, 2)]
-    for each in [None, causal(arr, "bottom_right"), valid(arr, 1, "left"), strided(arr, 2, 0, "bottom_right")]:
+    for each in [
+        None,
+        causal(arr, "bottom_right"),
+        valid(arr, 1, "left"),
+        strided(arr, 2, 0, "bottom_right"),
+    ]:
         yield packed(arr, even, keys[1], each)
         yield packed(arr, even, keys[0], each, n=(L, S))
         yield packed(arr, odd, keys, each)
@@ -168,7 +176,18 @@ def _packed(L: int, S: int, arr: Any) -> Cases:
 
 def _dense(L: int, S: int, arr: Any) -> Cases:
     random = np.random.default_rng([L, S])
-    shapes = [(S,), (L, S), (1, S), (L, 1), (1, 1), (2, L, S), (2, 1, S), (1, L, 1), (2, 3, L, S), (2, 1, 1, S)]
+    shapes = [
+        (S,),
+        (L, S),
+        (1, S),
+        (L, 1),
+        (1, 1),
+        (2, L, S),
+        (2, 1, S),
+        (1, L, 1),
+        (2, 3, L, S),
+        (2, 1, 1, S),
+    ]
     yield from (dense(arr, random.random(shape) < 0.6) for shape in [*shapes, (1, 3, L, 1), (1, 1, L, S)])
 
 
@@ -214,7 +233,9 @@ def _sliced(L: int, S: int, arr: Any) -> Cases:
         inner.append(valid(arr, [[(2 * q + b) % n for q in range(n)] for b in range(2)], per_query=True))
         inner.append(dense(arr, np.random.default_rng([L, S]).random((2, 1, n, n)) < 0.5))
         inner.append(either(inner[-1], strided(arr, 2)))
-        inner.append(sliced(causal(arr, "bottom_right"), (n + 2, n + 1), 1, 1, n, n) if i else prefix(arr, n // 2))
+        inner.append(
+            sliced(causal(arr, "bottom_right"), (n + 2, n + 1), 1, 1, n, n) if i else prefix(arr, n // 2)
+        )
         yield from (sliced(case, (n, n), i, j, L, S) for case in inner)
     yield sliced(causal(arr, "bottom_right"), (L + 2, S + 1), 2, 0, L, S)
 

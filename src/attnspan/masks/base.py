@@ -26,7 +26,7 @@ from attnspan.masks.bound import Bound, Frame, frame_of, home_of
 from attnspan.masks.parameters import MaskSizes, check_axes, four
 from attnspan.masks.spans import Spans
 from attnspan.shapes import check_sizes
-from attnspan.values import Value, host
+from attnspan.values import Value, as_array, host
 
 if TYPE_CHECKING:
     from attnspan.masks.sliced import Sliced
@@ -132,6 +132,7 @@ class Mask(Value):
         Bound
             `spans` (start, stop int32 ``(B|1, H|1, L|1, R)``) and `bits` (or None).
         """
+        L, S = as_array(L), as_array(S)  # NumPy's integers become Python's
         check_sizes(L, S)
         self.check(sizes or MaskSizes(L, S))
         kind, device = home_of(self, like)
@@ -283,7 +284,7 @@ class Mask(Value):
             if step != 1:
                 raise refusal(name, f"a slice of step {step}", "a slice of step 1")
             spots.append((first, max(first, last)))
-        return Sliced(self, (L, S), spots[0], spots[1])
+        return Sliced(self, (as_array(L), as_array(S)), spots[0], spots[1])
 
     # Alignment -----------------------------------------------------------------------------
 
@@ -394,6 +395,8 @@ def as_mask(x: Any, argument: str = "mask") -> Mask:
 
 
 def _refuse_mask(x: Any, argument: str) -> Mask:
+    if isinstance(x, type):
+        raise refusal(argument, f"the class {x.__name__}", "a mask", f"write {x.__name__}(...)")
     raise refusal(
         argument,
         x,

@@ -117,6 +117,7 @@ def _as_bits(bound: Bound, frame: Frame) -> Bits:
 
 def both(a: Bound, b: Bound, frame: Frame) -> Bound:
     """AND of two bound masks: intervals meet, bits meet."""
+    _agree(a, b)
     spans = algebra.intersect(a.spans, b.spans, frame.S)
     if a.bits is None or b.bits is None:
         return Bound(spans, a.bits or b.bits)
@@ -125,10 +126,22 @@ def both(a: Bound, b: Bound, frame: Frame) -> Bound:
 
 def either(a: Bound, b: Bound, frame: Frame) -> Bound:
     """OR of two bound masks: intervals where both are intervals, else bits."""
+    _agree(a, b)
     if a.bits is None and b.bits is None:
         return Bound(algebra.union(a.spans, b.spans, frame.S))
     words = _as_bits(a, frame).words | _as_bits(b, frame).words
     return Bound(all_keys(frame), Bits(words))
+
+
+def _agree(a: Bound, b: Bound) -> None:
+    """Refuse parts made for batches or heads that differ."""
+    for axis, letter in enumerate("BH"):
+        for x in (a.spans.start, *([a.bits.words] if a.bits else [])):
+            for y in (b.spans.start, *([b.bits.words] if b.bits else [])):
+                n, m = x.shape[axis], y.shape[axis]
+                if n != m and n != 1 and m != 1:
+                    given = f"parts for {letter} = {n} and {letter} = {m}"
+                    raise refusal("mask", given, f"parts that agree on axis {axis}, or are 1 there")
 
 
 def negated(a: Bound, frame: Frame) -> Bound:
@@ -164,7 +177,7 @@ def home_of(mask: Value, like: Any) -> tuple[str, Any]:
             raise refusal(
                 "mask",
                 f"arrays of {others} beside {TITLES[home]} queries",
-                f"arrays of {TITLES[home]} or NumPy",
+                "NumPy arrays" if home == "numpy" else f"arrays of {TITLES[home]} or NumPy",
             )
         device = device_of(like)
         for name, x in mask.arrays():

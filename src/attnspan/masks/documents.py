@@ -24,6 +24,7 @@ from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
 from attnspan.masks.parameters import MaskSizes
 from attnspan.masks.spans import make_spans
+from attnspan.shapes import LIMIT
 from attnspan.values import as_array
 
 __all__ = ["Documents"]
@@ -164,6 +165,7 @@ class Documents(Mask):
                 raise refusal(f"Documents.{name}", x, f"one id per position, {n} of them")
             if len(x.shape) == 2 and sizes.B is not None and x.shape[0] not in (1, sizes.B):
                 raise refusal(f"Documents.{name}", x, f"B = {sizes.B} (or 1) on axis 0")
+        check_each(self.each, sizes)
 
     def with_align(self, align: Any) -> Mask:
         return self  # the alignment of `each` speaks of a document, not of the call
@@ -239,11 +241,17 @@ def checked_each(each: Any, two_lengths: bool) -> Mask | None:
     return each if two_lengths else each.with_align("top_left")
 
 
+def check_each(each: Mask | None, sizes: MaskSizes) -> None:
+    """Refuse an inner mask of other batches or heads; a document may be shorter than its lengths."""
+    if each is not None:
+        each.check(MaskSizes(LIMIT, LIMIT, sizes.B, sizes.H))
+
+
 def _offsets(lengths: Any, name: str) -> Any:
     lengths = as_array(lengths)
     if lengths is None:
         return None
-    if not is_array(lengths) or not is_integer(lengths):
+    if not is_array(lengths) or not is_integer(lengths) or len(lengths.shape) not in (1, 2):
         raise refusal(name, lengths, "an integer array (N,) or (B, N)")
     seen = look(lengths)
     if seen is not None and seen.size and seen.min() < 0:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.errors import AttnspanError
+from attnspan.errors import AttnspanError, refusal
 from attnspan.masks.bound import Bound
 
 __all__ = ["equal", "pairs", "picture", "valid_lens"]
@@ -96,6 +96,8 @@ def _refuse_first(bound: Bound, wrong: np.ndarray, i: int, L: int, S: int) -> No
 
 def picture(bound: Bound, L: int, S: int, width: int) -> str:
     """Draw a bound mask in text, one block a batch element and head."""
+    if width < 1:
+        raise refusal("width", width, "1 or more cells a line")
     rows, columns = -(-L // width) or 1, -(-S // width) or 1
     B = H = 1
     cells: list[np.ndarray] = []

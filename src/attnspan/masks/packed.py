@@ -18,7 +18,7 @@ from attnspan.arrays import (
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask
 from attnspan.masks.bound import Bound, Frame
-from attnspan.masks.documents import checked_each, shifted
+from attnspan.masks.documents import check_each, checked_each, shifted
 from attnspan.masks.parameters import MaskSizes
 from attnspan.masks.spans import make_spans
 from attnspan.values import show
@@ -103,6 +103,7 @@ class Packed(Mask):
                 what = f"documents that end at {n}" if self.exact else f"documents that end at {n} or before"
                 worst = int(ends.max() if ends.max() > n else ends.min())
                 raise refusal(f"Documents {name}", f"documents that end at {worst}", what)
+        check_each(self.each, sizes)
 
     def with_align(self, align: Any) -> Mask:
         return self  # the alignment of `each` speaks of a document, not of the call
@@ -165,7 +166,7 @@ def _table(offsets: Any, doc: Any) -> Any:
         return offsets[doc]
     xp = namespace(framework(offsets) or "numpy")
     B = max(offsets.shape[0], doc.shape[0])
-    flat = xp.broadcast_to(doc, (B, *doc.shape[1:])).reshape((B, -1))
+    flat = xp.broadcast_to(doc, (B, *doc.shape[1:])).reshape((B, doc.shape[-2] * doc.shape[-1]))
     rows = xp.broadcast_to(offsets, (B, offsets.shape[-1]))
     at = xp.astype(flat, xp.int64) if framework(flat) == "torch" else flat
     found = xp.take_along_axis(rows, at, axis=-1)

@@ -75,7 +75,7 @@ def counted(name: str, x: Any, *, least: int | None = 0, what: str = "") -> Any:
     needed = what or f"an integer of {least} or more, or an integer array"
     x = as_array(x)
     if isinstance(x, bool) or not (isinstance(x, int) or _is_symbolic(x) or is_array(x)):
-        raise refusal(name, x, needed)
+        raise refusal(name, repr(x) if isinstance(x, str) else x, needed)
     if is_array(x):
         if not is_integer(x):
             raise refusal(name, x, needed, "convert it to an integer dtype")

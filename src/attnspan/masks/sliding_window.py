@@ -64,6 +64,7 @@ class SlidingWindow(Mask):
         """
         keys = as_array(keys)
         if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
+            keys = repr(keys) if isinstance(keys, str) else keys
             raise refusal("keys", keys, "1 key or more (the query's own counts)")
         return cls(back=keys - 1, align=align)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,7 +14,7 @@ from attnspan.masks import Mask, ValidLens
 from attnspan.masks.base import as_mask
 from attnspan.values import Value
 
-__all__ = ["AttentionModule", "Learned", "autocasted", "combined", "draw_seed", "without_autocast"]
+__all__ = ["AttentionModule", "Learned", "autocasted", "combined", "draw_seed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ class AttentionModule(nn.Module):
                 "or unpickling, with remember=True and outside torch.func's transforms; call the "
                 "module first, or ask attnspan.inspect(...).weights() where you are"
             )
-        with torch.no_grad(), without_autocast(call.keys.device):
+        with torch.no_grad():
             nothing = call.keys.new_zeros((*call.keys.shape[:-1], 1))
             record = inspect(call.queries, call.keys, nothing, score=call.score, **call.options)
             weights: Tensor = record.weights()
@@ -89,8 +88,7 @@ class AttentionModule(nn.Module):
         rate = self.dropout.p if self.dropout.training else 0.0
         rng = draw_seed(queries.device) if rate > 0 else None
         queries, keys, values = autocasted(queries, keys, values)
-        with without_autocast(queries.device):
-            out: Tensor = attention(queries, keys, values, score=score, dropout=rate, rng=rng, **options)
+        out: Tensor = attention(queries, keys, values, score=score, dropout=rate, rng=rng, **options)
         self._keep(queries, keys, score, options)
         return out
 
@@ -166,20 +164,11 @@ def draw_seed(device: torch.device) -> Tensor:
 
 def autocasted(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast under autocast, as PyTorch casts what its own attention function is given."""
-    device = tensors[0].device
-    if not _is_autocasting(device):
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
-    dtype = torch.get_autocast_dtype(device.type)
+    dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
-
-
-def without_autocast(device: torch.device) -> Any:
-    """Switch autocast off: inside, sums run in float32 whatever the dtype of the inputs."""
-    return torch.autocast(device.type, enabled=False) if _is_autocasting(device) else nullcontext()
-
-
-def _is_autocasting(device: torch.device) -> bool:
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def _inside_transform() -> bool:

@@ -11,7 +11,7 @@ from attnspan.attention import attention
 from attnspan.errors import describe, refusal
 from attnspan.masks import Causal, Dense, Mask
 from attnspan.scores import ScaledDot
-from attnspan.torch.base import autocasted, draw_seed, without_autocast
+from attnspan.torch.base import autocasted, draw_seed
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -86,8 +86,7 @@ def scaled_dot_product_attention(
     else:
         rng = draw_seed(q.device) if 0 < dropout_p < 1 else None
         rate = 0.0 if dropout_p == 1 else dropout_p
-        with without_autocast(q.device):
-            out = attention(q, k, v, score=ScaledDot(scale), mask=mask, bias=bias, dropout=rate, rng=rng)
+        out = attention(q, k, v, score=ScaledDot(scale), mask=mask, bias=bias, dropout=rate, rng=rng)
         out = out * 0 if dropout_p == 1 else out
     out = out.reshape(*lead, *out.shape[1:])
     return out[0] if query.ndim == key.ndim == value.ndim == 2 else out
