@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fresh
 from attnspan import book
 from attnspan.book import additive, causal
 from attnspan.book.frameworks import FRAMEWORKS, find
@@ -23,6 +22,7 @@ from attnspan.book.record import Check, Record, holds, near, printed, printed_ro
 from attnspan.book.report import write_report
 from attnspan.cli import book as command
 from attnspan.errors import ArgumentError, MissingDependencyError
+from tests import fresh
 
 NAMES = [framework.name for framework in FRAMEWORKS]
 

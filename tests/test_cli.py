@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import attnspan
-import fresh
 from attnspan import cli
 from attnspan.cli import doctor
 from attnspan.errors import ArgumentError
+from tests import fresh
 
 DOCTOR = "from attnspan.cli import main; raise SystemExit(main(['doctor', '--json']))"
 FILES = {file.stem for file in Path(cli.__file__).parent.glob("*.py")} - {"__init__"}
@@ -145,7 +145,7 @@ def test_a_missing_framework_is_named_with_the_way_to_get_it() -> None:
             assert entry["serves"] == ["numpy"]
     text = doctor._text(found)
     assert "does not work: torch: not installed" in text
-    assert "not available: numpy: the arrays are numpy's, not PyTorch's; torch: not installed" in text
+    assert "not available: numpy: the arrays are NumPy's, not PyTorch's; torch: not installed" in text
     assert 'to get the rest\n  pip install "attnspan[torch]"' in text
 
 

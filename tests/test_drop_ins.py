@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fresh
 from attnspan.errors import ArgumentError, NotSupportedError
+from tests import fresh
 
 # --- PyTorch -------------------------------------------------------------------------------------
 

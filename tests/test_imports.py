@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnspan
-import fresh
+from tests import fresh
 
 SOURCE = Path(attnspan.__file__).parent
 
@@ -23,6 +23,7 @@ LAYERS = (
     {"__init__"},  # `import attnspan` itself: the names that a user sees
     {"torch", "jax"},
     {"book", "cli"},
+    {"__main__"},
 )
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 ALONE = "oracle"  # imports nothing of ours, and nothing of ours imports it

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fresh
 from attnspan.errors import ArgumentError
 from attnspan.masks import Causal, SlidingWindow, ValidLens
+from tests import fresh
 
 pytest.importorskip("matplotlib")
 

@@ -394,11 +394,12 @@ def test_transforms_leave_nothing_behind(name: str) -> None:
     torch.testing.assert_close(looped, out)
     with pytest.raises(AttnspanError, match="transforms"):
         _ = inner(module).attention_weights
+    lens = torch.tensor([2, 4])
     module(q, k, v)
-    gradient = torch.func.grad(lambda q: module(q, k, v).square().sum())(q)
+    gradient = torch.func.grad(lambda q: module(q, k, v, lens).square().sum())(q)
     assert not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors(inner(module)._latest))
     leaf = q.clone().requires_grad_()
-    module(leaf, k, v).square().sum().backward()
+    module(leaf, k, v, lens).square().sum().backward()
     torch.testing.assert_close(gradient, leaf.grad)
 
 

@@ -120,7 +120,8 @@ def look(x: Any) -> np.ndarray | None:
         torch = sys.modules["torch"]
         if torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        if x.device.type != "cpu" or _is_wrapped(x):
+        inside = torch._C._functorch.maybe_current_level() is not None  # there even detach() wraps
+        if x.device.type != "cpu" or inside:
             return None
         return _torch_to_numpy(x)
     if kind == "jax":

@@ -26,7 +26,7 @@ import numpy as np
 from attnspan.arrays import as_written, framework, is_array, is_integer, is_torch_compiling, namespace
 from attnspan.errors import refusal
 
-__all__ = ["keep_bits", "row_words", "seed_words"]
+__all__ = ["is_generator", "keep_bits", "row_words", "seed_words"]
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -54,7 +54,7 @@ def seed_words(rng: Any, kind: str) -> tuple[Any, Any]:
     if home == "torch" and kind == "torch" and is_integer(rng) and tuple(rng.shape) == ():
         seed = rng.long()
         return seed & _MASK, (seed >> 32) & _MASK
-    if kind == "torch" and isinstance(rng, sys.modules["torch"].Generator):
+    if is_generator(rng, kind):
         torch = sys.modules["torch"]
         drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, generator=rng, device=rng.device)
         return drawn & _MASK, (drawn >> 32) & _MASK
@@ -63,6 +63,11 @@ def seed_words(rng: Any, kind: str) -> tuple[Any, Any]:
         rng,
         "an integer, a 0-d integer array, a JAX key (for JAX arrays) or a torch.Generator (for PyTorch)",
     )
+
+
+def is_generator(rng: Any, kind: str) -> bool:
+    """Tell whether `rng` is a torch.Generator, whose state moves when it is drawn from."""
+    return kind == "torch" and isinstance(rng, sys.modules["torch"].Generator)
 
 
 def _jax_words(rng: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from attnspan.arrays import (
     namespace,
 )
 from attnspan.biases import ALiBi
-from attnspan.dropout import seed_words
+from attnspan.dropout import is_generator, seed_words
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask, as_mask
 from attnspan.masks.dense import Dense
@@ -125,7 +125,7 @@ def request_of(
     if not dropout:
         return request
     # Last, so that a refused call takes nothing from a generator; nor does a plan.
-    low, high = seed_words(rng, kind) if draw or is_array(rng) or isinstance(rng, int) else (0, 0)
+    low, high = seed_words(rng, kind) if draw or not is_generator(rng, kind) else (0, 0)
     return replace(request, low=low, high=high)
 
 

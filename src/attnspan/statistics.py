@@ -5,6 +5,8 @@ which cancel for saturated rows. With p the largest weight, n how many keys shar
 the sums of pᵢ, pᵢ², pᵢ³ over the *other* keys, S2 = n·p² + R2:
 
     ‖J‖² = n·p²·(1 - 2p + S2) + R2 - 2·R3 + S2·R2,   and for n = 1 the bracket is R1² + R2.
+
+With n = 1 all terms are of the size of R1², which underflows long before R1 does, so R1 is taken out first.
 """
 
 from __future__ import annotations
@@ -59,14 +61,16 @@ def statistics_of(weights: Any) -> Statistics:
     is_top = p == top
     n = xp.astype(xp.sum(xp.astype(is_top, xp.int32), axis=-1), p.dtype)
     rest = xp.where(is_top, 0.0, p)
+    top, r1 = top[..., 0], xp.sum(rest, axis=-1)
+    unit = xp.where((n == 1) & (r1 > 0), r1, 1.0)
+    rest = rest / unit[..., None]
     r1, r2, r3 = (xp.sum(rest**power, axis=-1) for power in (1, 2, 3))
-    top = top[..., 0]
-    s2 = n * top * top + r2
+    s2 = n * top * top + unit * unit * r2
     bracket = xp.where(n == 1, r1 * r1 + r2, 1 - 2 * top + s2)
-    square = n * top * top * bracket + r2 - 2 * r3 + s2 * r2
+    square = n * top * top * bracket + r2 - 2 * unit * r3 + s2 * r2
     sees = top > 0
     known = top == top  # a row that sees a non-finite key is NaN, and stays so
-    norm = xp.sqrt(xp.where(square > 0, square, 0.0))
+    norm = unit * xp.sqrt(xp.where(square > 0, square, 0.0))
     return Statistics(
         entropy=entropy,
         effective_keys=xp.where(sees | ~known, xp.exp(entropy), 0.0),

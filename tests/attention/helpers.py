@@ -81,7 +81,7 @@ def same_bits(given: Any, wanted: Any) -> None:
     assert given.dtype == wanted.dtype
     given, wanted = raw(given), raw(wanted)
     assert given.shape == wanted.shape
-    np.testing.assert_array_equal(given.view(np.uint8), wanted.view(np.uint8))
+    assert given.tobytes() == wanted.tobytes(), f"{given}\n{wanted}"
 
 
 # Frameworks ------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def array(x: Any, framework: str, dtype: str | None = None) -> Any:
 
 def raw(x: Any) -> np.ndarray:
     """Bring a result to NumPy in its own dtype (bfloat16 as the float32 that holds it)."""
-    return np.ascontiguousarray(fetch(x))
+    return np.array(fetch(x), order="C")
 
 
 def values(x: Any) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""What is masked does not exist: nothing excluded moves a bit, and a visible NaN reaches its rows alone."""
+"""What is masked does not exist, over the grid of masks, scores, libraries and poisons (a sweep).
+
+`test_masked_does_not_exist.py` holds the same promises on fewer requests in every run.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from .asked import Asked
 from .cases import Sizes, masks, written_out
 from .helpers import EVERY_IMPLEMENTATION, INF, NAN, TRACED, array, runs, same_bits, values
 
+pytestmark = pytest.mark.sweep
 SIZES = Sizes()
 MASKS = (
     "nothing",

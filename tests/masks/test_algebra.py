@@ -18,7 +18,7 @@ from .test_contract import check_form, covered, same
 B, H = 2, 3
 
 
-def quick(examples=60, **more):
+def quick(examples=40, **more):
     """Settings of a plain run: the same examples each time."""
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     return settings(
@@ -185,7 +185,7 @@ def wide(array):
     return np.broadcast_to(array, (B, H, *array.shape[2:]))
 
 
-@quick(200)
+@quick(120)
 @given(sized())
 def test_expressions_show_what_their_rules_combine_to(drawn):
     check_expression(*drawn)
@@ -226,7 +226,7 @@ def test_slices_are_slices_of_the_table(drawn, edges):
     same(wide(given_), wanted)
 
 
-@quick()
+@quick(30)
 @given(sized(count=2))
 def test_laws(drawn):
     (L, S), one, two = drawn
@@ -290,7 +290,7 @@ def test_repr_is_the_constructor_call(drawn):
         "Causal() | (Causal() | Causal())",
         "Causal() & ~FirstKeys(1) | ~(Causal() & Nothing())",
         "~~Causal()",
-        "Documents([0, 0, 1], key_ids=[1, 1, 0], each=Causal(align='top_left') & FirstKeys(1), contiguous=True)",
+        "Documents([0, 0, 1], key_ids=[1, 1, 0], each=Causal(align=0) & FirstKeys(1), contiguous=True)",
         "Documents.from_lengths([2, 1], key_lengths=[1, 2], each=~Causal(align=0))",
         "Documents.from_offsets([0, 2, 3], key_offsets=[0, 1, 3])",
         "Dense([[True, False]])",
@@ -349,7 +349,7 @@ def lists(draw, S):
     return Spans(full[..., 0], full[..., 1]), rows.reshape(3, S)
 
 
-@quick(150)
+@quick(80)
 @given(st.integers(0, 9).flatmap(lambda S: st.tuples(st.just(S), lists(S), lists(S))))
 def test_intersect_unite_complement(drawn):
     S, (a, x), (b, y) = drawn

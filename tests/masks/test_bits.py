@@ -21,7 +21,7 @@ def random(shape, share=0.5):
 def test_packing_and_unpacking(library):
     pytest.importorskip(library)
     arr = arrays(library)
-    for S in (0, 1, 7, 8, 9, 24, 63, 65) if library != "jax" else (0, 9):
+    for S in (0, 1, 7, 8, 9, 24, 63, 65) if library != "jax" else (9,):
         x = random((2, 1, 3, S))
         words = pack_bits(arr(x))
         held = np.asarray(words)
@@ -49,7 +49,7 @@ def test_tile_states(library):
     pytest.importorskip(library)
     arr = arrays(library)
     for L, S in SIZES if library != "jax" else [(25, 65)]:
-        for share in (0.0, 0.001, 0.999, 1.0):
+        for share in (0.0, 0.001, 0.999, 1.0) if library != "jax" else (0.999,):
             x = random((2, 2, L, S), share)
             given = np.asarray(tile_states(Bits(pack_bits(arr(x))), L, S))
             assert given.dtype == np.int8

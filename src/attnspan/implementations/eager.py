@@ -153,6 +153,7 @@ def _called(request: Request, q: Any, k: Any) -> Any:
     fits = len(shape) == len(wanted) and shape[-2:] == wanted[-2:]
     if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
         raise refusal("score", f"a function that returned {describe(s)}", f"scores {wanted}")
+    s = request.xp.broadcast_to(s, wanted)
     return request.xp.astype(inner(s, ndim), request.accumulation, copy=False)
 
 

@@ -114,7 +114,7 @@ def _lowered(request: Request, q: Any, k: Any, v: Any, live: Any, bias: Any) -> 
     form = score.lower(q, k, live, request.sizes)
     assert isinstance(form, DotForm)
     q, scale = form.q, form.scale
-    if not isinstance(scale, (int, float)):
+    if not isinstance(scale, (int, float)) or scale <= 0:  # the kernel's causal path takes no scale <= 0
         q, scale = q * scale, 1.0
     if form.key_bias is not None:
         added = form.key_bias[..., None, :] * in_dtype(form.scale, q)

@@ -53,4 +53,4 @@ def _unit(x: Any) -> Any:
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True)
     x = x / xp.where(largest > 0, largest, 1.0)
     square = xp.sum(x * x, axis=-1, keepdims=True)
-    return x / xp.sqrt(xp.where(square > 0, square, 1.0))
+    return xp.where(square > 0, x / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0)
