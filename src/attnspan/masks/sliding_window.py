@@ -62,11 +62,11 @@ class SlidingWindow(Mask):
         >>> SlidingWindow.last(256)
         SlidingWindow(back=255)
         """
-        keys = as_array(keys)
-        if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
-            keys = repr(keys) if isinstance(keys, str) else keys
-            raise refusal("keys", keys, "1 key or more (the query's own counts)")
-        return cls(back=keys - 1, align=align)
+        count: Any = as_array(keys)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            given = repr(count) if isinstance(count, str) else count
+            raise refusal("keys", given, "1 key or more (the query's own counts)")
+        return cls(back=count - 1, align=align)
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
         position = q + offset(self.align, L, S, self)
