@@ -7,6 +7,7 @@ branch a library. A library counts only if somebody already imported it.
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "accumulation_dtype",
     "as_written",
     "constant",
+    "counts",
     "cumulative_max",
     "cumulative_sum",
     "device_of",
@@ -36,6 +38,7 @@ __all__ = [
     "namespace",
     "pack_bits",
     "search_sorted",
+    "segment",
     "stop_gradient",
     "unpack_bits",
 ]
@@ -277,6 +280,31 @@ def unpack_bits(x: Any, count: int) -> Any:
     torch = sys.modules["torch"]
     bits = (x[..., None] >> torch.arange(8, dtype=torch.uint8, device=x.device)) & 1
     return bits.reshape(*x.shape[:-1], x.shape[-1] * 8)[..., :count].to(torch.bool)
+
+
+def segment(x: Any, axis: int, start: Any, count: int) -> Any:
+    """Cut `count` entries out of an axis (a negative number); in JAX `start` may be traced."""
+    if framework(x) == "jax":
+        return sys.modules["jax"].lax.dynamic_slice_in_dim(x, start, count, x.ndim + axis)
+    return x[(..., slice(start, start + count), *(slice(None),) * (-1 - axis))]
+
+
+def counts(index: Any, size: int) -> Any:
+    """Count how often each number of [0, size) stands in each row: (..., N) int to (..., size) int32."""
+    kind = framework(index)
+    shape = (*index.shape[:-1], size)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        zero = torch.zeros(shape, dtype=torch.int32, device=index.device)
+        return zero.scatter_add(-1, index.long(), torch.ones_like(index, dtype=torch.int32))
+    if kind == "jax":
+        jnp = sys.modules["jax.numpy"]
+        flat = index.reshape((-1, index.shape[-1]))
+        rows = jnp.arange(flat.shape[0])[:, None]
+        return jnp.zeros((flat.shape[0], size), jnp.int32).at[rows, flat].add(1).reshape(shape)
+    flat = index.reshape((-1, index.shape[-1])).astype(np.int64)
+    flat = flat + np.arange(len(flat))[:, None] * size
+    return np.bincount(flat.ravel(), minlength=math.prod(shape)).astype(np.int32).reshape(shape)
 
 
 def cumulative_max(x: Any) -> Any:

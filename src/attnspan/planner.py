@@ -11,7 +11,7 @@ from attnspan.errors import NotSupportedError, describe, refusal
 from attnspan.implementations import IMPLEMENTATIONS, Implementation
 from attnspan.masks.base import Mask
 from attnspan.request import Request
-from attnspan.scores import Additive, Score
+from attnspan.scores import Additive
 
 __all__ = ["Cost", "Plan", "choose", "plan_of"]
 
@@ -121,16 +121,16 @@ def plan_of(request: Request, name: str) -> Plan:
             refused.append((one.name, tuple(reasons)))
     score, mask = request.score, request.mask
     if is_torch_compiling():  # the compiler cannot trace how values print
-        score, shown = type(score), f"{type(mask).__name__}, traced"
+        score_shown, shown = type(score).__name__, f"{type(mask).__name__}, traced"
     else:
-        shown = repr(mask)
+        score_shown, shown = repr(score), repr(mask)
     if mask is None:
         shown = "none: every query sees every key"
     return Plan(
         implementation=chosen.name,
         refused=tuple(refused),
         request=f"{request.sizes} {describe(request.q).split('[')[0]} {request.kind}",
-        score=repr(score) if isinstance(score, Score) else getattr(score, "__name__", repr(score)),
+        score=score_shown,
         mask=shown,
         mask_form=_mask_form(mask),
         cost=_cost(request, chosen),

@@ -26,6 +26,7 @@ from attnspan.masks.dense import Dense
 from attnspan.masks.everything import Everything
 from attnspan.masks.parameters import MaskSizes, checked_align
 from attnspan.scores import ScaledDot, Score
+from attnspan.scores.function import as_function
 from attnspan.shapes import Sizes, check_parameter, inner, sizes_of
 from attnspan.values import Value
 
@@ -40,7 +41,7 @@ class Request(Value):
     ----------
     q, k, v : array
         ``(B, ..., H, L, Dq)``, ``(B, ..., G, S, Dk)``, ``(B, ..., G, S, E)`` in the caller's dtype.
-    score : Score or callable
+    score : Score
         How well a key matches.
     mask : Mask or None
         Which keys are seen, alignment filled in; None means all.
@@ -59,7 +60,7 @@ class Request(Value):
     q: Any
     k: Any
     v: Any
-    score: Any
+    score: Score
     mask: Mask | None
     bias: Any
     softcap: Any
@@ -129,17 +130,18 @@ def request_of(
     return replace(request, low=low, high=high)
 
 
-def _checked_score(score: Any, sizes: Sizes, q: Any) -> Any:
+def _checked_score(score: Any, sizes: Sizes, q: Any) -> Score:
     if score is None:
         score = ScaledDot()
     if isinstance(score, type):
         raise refusal("score", f"the class {score.__name__}", "a score", f"write {score.__name__}(...)")
     if isinstance(score, str) or not (isinstance(score, Score) or callable(score)):
         raise refusal("score", score, "a score of attnspan.scores or a function fn(q_tile, k_tile) -> scores")
-    if isinstance(score, Score):
-        score.check(sizes)
-        for name, x in score.arrays():
-            _check_home(f"{type(score).__name__}.{name}", x, q)
+    if not isinstance(score, Score):
+        score = as_function(score)
+    score.check(sizes)
+    for name, x in score.arrays():
+        _check_home(f"{type(score).__name__}.{name}", x, q)
     return score
 
 

@@ -1,7 +1,7 @@
 """What masks, scores and records have in common: they are values, and pytrees.
 
-A value is a frozen dataclass. Its arrays (and the values inside it) are leaves for
-`jax.tree_util` and `torch.utils._pytree`; its numbers, strings and functions are static.
+A value is a frozen dataclass. Its arrays (also those in a dict, and in the values inside it) are
+leaves for `jax.tree_util` and `torch.utils._pytree`; its numbers, strings and functions are static.
 Comparing is structural and cheap: arrays count by identity, so values made of numbers hash.
 """
 
@@ -53,6 +53,8 @@ class Value:
         for name, value in self._items():
             if isinstance(value, Value):
                 changed[name] = value.map_arrays(fn)
+            elif isinstance(value, dict):
+                changed[name] = {key: fn(item) for key, item in value.items()}
             elif is_array(value):
                 changed[name] = fn(value)
             else:
@@ -70,14 +72,13 @@ class Value:
         """Walk over (field name, array) of this value and of all values inside it."""
         for value in self.values():
             for name, item in value._items():
-                if is_array(item):
+                if isinstance(item, dict):
+                    yield from item.items()
+                elif is_array(item):
                     yield name, item
 
     def _key(self) -> tuple[Any, ...]:
-        return (
-            type(self),
-            *(("array", id(v)) if is_array(v) else v for _, v in self._items()),
-        )
+        return (type(self), *(_identity(v) for _, v in self._items()))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
@@ -96,6 +97,13 @@ class Value:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def _identity(value: Any) -> Any:
+    """Give what stands for a field when values are compared and hashed."""
+    if isinstance(value, dict):
+        return tuple((key, _identity(item)) for key, item in value.items())
+    return ("array", id(value)) if is_array(value) else value
+
+
 def show(value: Any) -> str:
     """Write a field as source text: short arrays as lists, long or traced ones as dtype[shape]."""
     if not is_array(value):
@@ -110,7 +118,7 @@ def show(value: Any) -> str:
 
 
 def _is_static(value: Any) -> bool:
-    if isinstance(value, Value) or is_array(value):
+    if isinstance(value, (Value, dict)) or is_array(value):
         return False
     static = (bool, int, float, str, tuple)
     return value is None or isinstance(value, static) or callable(value) or is_dataclass(value)

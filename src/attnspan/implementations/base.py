@@ -12,22 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import constant, device_of, look
+from attnspan.arrays import constant, device_of, framework, look, namespace, stop_gradient
 from attnspan.biases import ALiBi
 from attnspan.masks.bound import frame_of
 from attnspan.request import Request, mask_sizes
-from attnspan.scores.base import per_head
+from attnspan.scores.base import Form, in_dtype, per_head
+from attnspan.scores.function import CalledForm, Function
+from attnspan.shapes import Sizes, left_aligned
 
 __all__ = [
     "Implementation",
+    "Prepared",
     "Visible",
     "dense_bias",
     "either",
+    "finished",
     "poisoned_rows",
+    "prepared",
+    "scored",
     "seen_keys",
     "seen_true",
     "usable",
     "visible",
+    "weighted",
+    "with_middle_axes",
     "without",
     "zeroed",
 ]
@@ -50,6 +58,73 @@ class Implementation:
     name: str
     reasons_against: Callable[[Request], list[str]]
     attend: Callable[[Request], Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request without what must not reach a product: excluded and non-finite rows are replaced.
+
+    Attributes
+    ----------
+    form : Form
+        The scores of all pairs.
+    v : array
+        The values in the accumulation dtype.
+    poisoned : bool array or None
+        ``(..., H|1, L|1)``: which queries see a key or value that is not finite, or are not themselves.
+    """
+
+    form: Form
+    v: Any
+    poisoned: Any
+
+
+def prepared(request: Request, sees: Any, live: Any, reach: Callable[[Any], Any]) -> Prepared:
+    """Bring a request to a form and values.
+
+    `sees` tells which queries see a key, `live` which keys of each key/value head are seen, both None
+    for all; ``reach(bad)`` tells which queries see a bad key ``(..., G, S)``.
+    """
+    xp, sizes = request.xp, request.sizes
+    q, k, v = (xp.astype(x, request.accumulation, copy=False) for x in (request.q, request.k, request.v))
+    q, bad_q = without(xp, zeroed(xp, q, sees))
+    k, bad_k = without(xp, zeroed(xp, k, live))
+    v, bad_v = without(xp, zeroed(xp, v, live))
+    poisoned = bad_q
+    if sizes.S:
+        for bad in (bad_k, bad_v):
+            poisoned = poisoned if bad is None else either(poisoned, reach(bad))
+    queries = usable(sees, bad_q)
+    if isinstance(request.score, Function):
+        q, k = _filled(xp, q, queries), _filled(xp, k, usable(live, bad_k))
+    return Prepared(request.score.lower(q, k, queries, sizes), v, poisoned if sizes.S else None)
+
+
+def finished(request: Request, out: Any, lse: Any, poisoned: Any) -> Any:
+    """Share with the sink, empty the empty rows, poison the poisoned ones; give q's dtype and all axes."""
+    xp, sizes = request.xp, request.sizes
+    if request.sink is not None:
+        out = out * _share_beside_sink(request, lse)[..., None]
+    live = lse != -float("inf")
+    if not seen_true(live):  # also keeps a NaN gradient of an empty row from going anywhere
+        out = xp.where(live[..., None], out, 0.0)
+    if poisoned is not None:
+        out = xp.where(poisoned[..., None], float("nan"), out)
+    out = xp.broadcast_to(out, (*sizes.lead, sizes.L, sizes.E))
+    return xp.astype(out, request.q.dtype, copy=False)
+
+
+def scored(form: Form, softcap: Any, bias: Any) -> Any:
+    """Write out the scores that the softmax takes: finite, capped, with the bias added."""
+    s = form.scores()
+    xp = namespace(framework(s) or "numpy")
+    if not isinstance(form, CalledForm):
+        limits = xp.finfo(s.dtype)
+        s = xp.clip(s, limits.min, limits.max)  # finite inputs have finite scores
+    if softcap is not None:
+        cap = in_dtype(softcap, s)
+        s = cap * xp.tanh(s / cap)
+    return s if bias is None else s + bias
 
 
 @dataclass(frozen=True)
@@ -79,8 +154,7 @@ def visible(request: Request, queries: Any = None) -> Visible:
         keep = request.mask.visible(
             sizes.L, sizes.S, like=request.q, sizes=mask_sizes(sizes), queries=queries
         )
-        extra = len(sizes.lead) - 2
-        keep = keep.reshape((keep.shape[0],) + (1,) * extra + tuple(keep.shape[1:]))
+        keep = with_middle_axes(keep, sizes)
         if sizes.S == 1 or keep.shape[-1] == 1:  # one column may stand for none
             keep = xp.broadcast_to(keep, (*keep.shape[:-1], sizes.S))
     bias = dense_bias(request, queries)
@@ -106,11 +180,15 @@ def dense_bias(request: Request, queries: Any = None) -> Any:
         q = frame.q if queries is None else frame.q[:, :, queries, :]
         like = xp.astype(request.q[..., :0], request.accumulation, copy=False)
         bias = bias.map_arrays(lambda x: constant(x, xp, device_of(request.q)))
-        bias = bias.dense(q, frame.k, sizes.L, sizes.S, like)
-        return bias.reshape((bias.shape[0],) + (1,) * (len(sizes.lead) - 2) + tuple(bias.shape[1:]))
+        return with_middle_axes(bias.dense(q, frame.k, sizes.L, sizes.S, like), sizes)
     if queries is not None and bias.shape[-2] > 1:
         bias = bias[..., queries, :]
     return bias if bias.dtype == xp.float64 else xp.astype(bias, request.accumulation, copy=False)
+
+
+def with_middle_axes(x: Any, sizes: Sizes) -> Any:
+    """Line an array (B|1, H|1, ...) of masks and biases up with the axes between B and H."""
+    return x.reshape((x.shape[0],) + (1,) * (len(sizes.lead) - 2) + tuple(x.shape[1:]))
 
 
 def seen_keys(keep: Any, G: int) -> Any:
@@ -169,3 +247,43 @@ def poisoned_rows(keep: Any, bad: Any, H: int) -> Any:
         return None
     bad = per_head(bad[..., None], H)[..., 0][..., None, :]
     return bad.any(-1) if keep is None else (keep & bad).any(-1)
+
+
+def weighted(xp: Any, weights: Any, v: Any) -> Any:
+    """Weights times values where several query heads share a value head: values are not copied."""
+    H, G = weights.shape[-3], v.shape[-3]
+    if H == G:
+        return xp.matmul(weights, v)
+    lead, L = weights.shape[:-3], weights.shape[-2]
+    out = xp.matmul(weights.reshape((*lead, G, H // G * L, weights.shape[-1])), v)
+    return out.reshape((*out.shape[:-3], H, L, v.shape[-1]))
+
+
+def _filled(xp: Any, x: Any, live: Any) -> Any:
+    """Put a live row of the same head where a row is not live.
+
+    A function may not take the zeros that stand there: 0 / |0| has a NaN gradient, which would
+    reach the live rows of the other side.
+    """
+    if live is None or seen_true(live) or not x.shape[-2]:
+        return x
+    lead = np.broadcast_shapes(x.shape[:-1], live.shape)
+    x, live = xp.broadcast_to(x, (*lead, x.shape[-1])), xp.broadcast_to(live, lead)
+    first = xp.argmax(xp.astype(live, xp.int32), axis=-1, keepdims=True)[..., None]
+    first = xp.broadcast_to(first, (*lead[:-1], 1, x.shape[-1]))
+    return xp.where(live[..., None], x, xp.take_along_axis(stop_gradient(x), first, axis=-2))
+
+
+def _share_beside_sink(request: Request, lse: Any) -> Any:
+    """Give the keys' share of the denominator, σ(lse - sink), precise where it is tiny."""
+    xp = request.xp
+    sink = in_dtype(request.sink, lse)
+    if getattr(sink, "shape", ()):
+        sink = left_aligned(sink, len(lse.shape) + 1, "sink")[..., 0]
+    empty = lse == -float("inf")
+    lse = xp.where(empty, 0.0, lse)
+    limits = xp.finfo(lse.dtype)
+    sink = xp.clip(sink + xp.zeros_like(lse), limits.min, limits.max)  # an infinite sink has a meaning too
+    top = stop_gradient(xp.maximum(lse, sink))
+    keys = xp.exp(lse - top)
+    return xp.where(empty, 0.0, keys / (keys + xp.exp(sink - top)))

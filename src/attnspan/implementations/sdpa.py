@@ -39,8 +39,7 @@ def reasons_against(request: Request) -> list[str]:
         return [f"the arrays are {TITLES[request.kind]}'s, not PyTorch's"]
     reasons = []
     if not isinstance(request.score, _DOT_FORMS):
-        name = getattr(request.score, "__name__", type(request.score).__name__)
-        reasons.append(f"the score {name} is no dot form")
+        reasons.append(f"the score {type(request.score).__name__} is no dot form")
     if request.softcap is not None:
         reasons.append("it has no softcap")
     if request.sink is not None:

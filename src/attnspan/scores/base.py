@@ -7,14 +7,15 @@ additive form  w·tanh(a + b)                                   additive (Bahdan
 
 A new score is one file: a frozen dataclass with `pair` (the meaning, for one query and one key) and
 `lower` (the same for all of them). A plain function of a tile of queries and a tile of keys is a
-score too; it has no form and is called.
+score too (`Function`): its form is to be called.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -31,14 +32,60 @@ __all__ = [
     "aligned",
     "checked_matrix",
     "checked_number",
+    "grouped_product",
     "in_dtype",
     "per_head",
     "xp_of",
 ]
 
 
+F = TypeVar("F", bound="Form")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class DotForm(Value):
+class Form(Value):
+    """Abstract base of the forms: arrays that hold all scores, and can be cut along queries and keys.
+
+    `AXES` says on which axis of each array its queries and its keys lie, or None. `width` is how many
+    numbers the writing out of one score needs.
+    """
+
+    AXES: ClassVar[dict[str, tuple[int | None, int | None]]] = {}
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    @abstractmethod
+    def scores(self) -> Any:
+        """Write all scores out: ``(..., H, L, S)``, in the inner form of shapes."""
+
+    def cut(self: F, along: Callable[[Any, int | None, int | None], Any]) -> F:
+        """Replace each array by ``along(array, axis of its queries, axis of its keys)``."""
+        held = {name: getattr(self, name) for name in self.AXES}
+        return replace(self, **{n: along(x, *self.AXES[n]) for n, x in held.items() if is_array(x)})
+
+    def places(self) -> list[tuple[int | None, int | None]]:
+        """Give what `AXES` says of each array, in the order of `arrays`."""
+        found: list[tuple[int | None, int | None]] = []
+        for name, item in self._items():
+            if isinstance(item, dict):
+                found += [(None, None)] * len(item)
+            elif is_array(item):
+                found.append(self.AXES.get(name, (None, None)))
+        return found
+
+    def rows(self: F, queries: Any) -> F:
+        """Keep only some of the queries: an integer array or a slice."""
+
+        def some(x: Any, axis: int | None, _: int | None) -> Any:
+            return x if axis is None else x[(..., queries, *(slice(None),) * (-1 - axis))]
+
+        return self.cut(some)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DotForm(Form):
     """scale · (q·k + key_bias) + row constant, in the inner form of shapes.
 
     Attributes
@@ -53,22 +100,18 @@ class DotForm(Value):
         ``(..., H, L)``: softmax ignores it, log-sum-exp needs it.
     """
 
+    AXES = {"q": (-2, None), "k": (None, -2), "key_bias": (None, -1), "row_constant": (-1, None)}
+
     q: Any
     k: Any
     scale: Any = 1.0
     key_bias: Any = None
     row_constant: Any = None
 
-    def rows(self, queries: Any) -> DotForm:
-        """Keep only some of the queries."""
-        constant = None if self.row_constant is None else self.row_constant[..., queries]
-        return DotForm(self.q[..., queries, :], self.k, self.scale, self.key_bias, constant)
-
     def scores(self) -> Any:
-        """Write all scores out: ``(..., H, L, S)``."""
         xp = xp_of(self.q)
         scale = in_dtype(self.scale, self.q)
-        s = _grouped_product(xp, self.q * scale, self.k)  # scaled before it can overflow
+        s = grouped_product(xp, self.q * scale, self.k)  # scaled before it can overflow
         if self.key_bias is not None:
             s = s + self.key_bias[..., None, :] * scale
         if self.row_constant is not None:
@@ -77,8 +120,8 @@ class DotForm(Value):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AdditiveForm(Value):
-    """w·tanh(a + b), in the inner form of shapes.
+class AdditiveForm(Form):
+    """w·tanh(a + b), in the inner form of shapes; written out by way of the ``(..., L, S, F)`` activations.
 
     Attributes
     ----------
@@ -88,23 +131,21 @@ class AdditiveForm(Value):
         ``(F,)`` or ``(H, 1, 1, F)``.
     """
 
+    AXES = {"a": (-2, None), "b": (None, -2)}
+
     a: Any
     b: Any
     w: Any
 
-    def rows(self, queries: Any) -> AdditiveForm:
-        """Keep only some of the queries."""
-        return AdditiveForm(self.a[..., queries, :], self.b, self.w)
+    @property
+    def width(self) -> int:
+        return int(self.w.shape[-1])
 
     def scores(self) -> Any:
-        """Write all scores out, ``(..., H, L, S)``, by way of the ``(..., L, S, F)`` activations."""
         xp = xp_of(self.a)
         b = per_head(self.b, self.a.shape[-3])
         hidden = xp.tanh(self.a[..., :, None, :] + b[..., None, :, :])
         return xp.sum(hidden * self.w, axis=-1)
-
-
-Form = DotForm | AdditiveForm
 
 
 class Score(Value):
@@ -180,7 +221,7 @@ def per_head(x: Any, H: int) -> Any:
     return wide.reshape((*shape[:-3], H, *shape[-2:]))
 
 
-def _grouped_product(xp: Any, q: Any, k: Any) -> Any:
+def grouped_product(xp: Any, q: Any, k: Any) -> Any:
     """q·kᵀ where several query heads share a key head: keys are not copied."""
     H, G = q.shape[-3], k.shape[-3]
     kT = xp.matrix_transpose(k)

@@ -1,0 +1,127 @@
+"""Tiled: any score and any mask at O(L · tile) memory, forward and backward, in the three libraries.
+
+An online softmax over tiles of keys [1]_: no array of all scores stands in memory, and the backward pass
+makes each tile's scores once more. Tiles without a visible pair are skipped where that can be known.
+
+References
+----------
+.. [1] Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, algorithm 3; Rabe and
+   Staats, "Self-attention does not need O(n²) memory", 2021; Dao et al., "FlashAttention", 2022,
+   algorithms 1 and 4.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+from attnspan.arrays import constant, device_of, is_torch_compiling, look, stop_gradient
+from attnspan.biases import ALiBi
+from attnspan.implementations.base import (
+    Implementation,
+    dense_bias,
+    finished,
+    prepared,
+    with_middle_axes,
+)
+from attnspan.implementations.tiled import walk
+from attnspan.implementations.tiled.problem import Problem, Scoring
+from attnspan.masks.bits import Bits
+from attnspan.masks.bound import Bound, all_keys, both, frame_of
+from attnspan.masks.coverage import queries_seeing, queries_that_see, seen_keys
+from attnspan.request import Request, mask_sizes
+from attnspan.scores.base import Form, per_head
+
+__all__ = ["TILED"]
+
+TILE = (256, 512)
+"""Queries and keys of one tile; fewer queries where a score needs more than one number a pair.
+
+A constant, so that what else is in the batch moves nothing.
+"""
+
+_LEAST_ROWS = 16
+_UNROLLED = 16  # tiles of keys that torch.compile writes out, each a part of its graph
+
+
+def reasons_against(request: Request) -> list[str]:
+    """Say what a walk over tiles cannot do."""
+    reasons = []
+    sizes = request.sizes
+    if not sizes.S or not sizes.L:
+        reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
+    if request.kind == "torch" and _has_tangent(request):
+        reasons.append("it has no forward-mode derivative")
+    if not reasons and isinstance(request.score, Function) and _closes_over_traced(request):
+        reasons.append(
+            f"the score {request.score!r} closes over an array that is traced or has a gradient, which would "
+            "be lost: bind it by name, functools.partial(fn, W=W)"
+        )
+    return reasons
+
+
+def attend(request: Request) -> Any:
+    """Compute the output ``(B, ..., H, L, E)``."""
+    problem, poisoned = _problem(request)
+    out, lse = _walk(request, problem)
+    return finished(request, out, lse, poisoned)
+
+
+def look_at(request: Request) -> tuple[Any, Any]:
+    """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first is differentiable."""
+    xp = request.xp
+    problem, poisoned = _problem(replace(request, v=request.v[..., :0], dropout=0.0, sink=None))
+    _, lse = _walk(request, problem)
+    stats = _summed(request, problem, RunningStatistics)
+    if poisoned is not None:
+        lse = xp.where(poisoned, float("nan"), lse)
+        stats = stats.map_arrays(lambda x: xp.where(poisoned, float("nan"), x))
+    return lse, stats
+
+
+def _problem(request: Request) -> tuple[Problem, Any]:
+    """Bring a request to what tiles are cut from: the problem, and which queries are poisoned."""
+    xp, sizes = request.xp, request.sizes
+    lead = sizes.lead
+    request = replace(
+        request,
+        q=xp.broadcast_to(request.q, (*lead, sizes.L, sizes.Dq)),
+        k=xp.broadcast_to(request.k, (*lead[:-1], sizes.G, sizes.S, sizes.Dk)),
+        v=xp.broadcast_to(request.v, (*lead[:-1], sizes.G, sizes.S, request.v.shape[-1])),
+    )
+    bound, bias = _bound(request)
+    sees = live = None
+    if bound is not None:
+        sees = queries_that_see(bound, sizes.L, sizes.S)
+        live = grouped_any(seen_keys(bound, sizes.L, sizes.S), sizes.G)
+
+    def reach(bad: Any) -> Any:
+        bad = per_head(bad[..., None], sizes.H)[..., 0]
+        return bad.any(-1)[..., None] if bound is None else queries_seeing(bound, bad, sizes.L, sizes.S)
+
+    ready = prepared(request, sees, live, reach)
+    scoring = Scoring(ready.form, request.softcap, bias)
+    low, high = request.low, request.high
+    return Problem(scoring, ready.v, bound, low, high, request.dropout, sizes), ready.poisoned
+
+
+def _bound(request: Request) -> tuple[Bound | None, Any]:
+    """Give the mask, with all axes of the scores, and the bias; a bias of -inf becomes part of the mask."""
+    xp, sizes = request.xp, request.sizes
+    bound = None
+    if request.mask is not None:
+        bound = request.mask.bound(sizes.L, sizes.S, like=request.q, sizes=mask_sizes(sizes))
+        bound = bound.map_arrays(lambda x: with_middle_axes(x, sizes))
+    bias = request.bias
+    if bias is None or isinstance(bias, ALiBi):
+        return bound, bias if bias is None else bias.map_arrays(
+            lambda x: constant(x, xp, device_of(request.q))
+        )
+    seen = look(bias)
+    if seen is None or np.isneginf(seen).any():
+        there = xp.broadcast_to(bias != -float("inf"), (*bias.shape[:-1], sizes.S))
+        shown = Bound(all_keys_like(there, sizes.S), pack(lambda i, j: there[..., i:j, :], there.shape[-2], sizes.S))
+        bound = shown if bound is None else both(bound, shown, frame_of(sizes.L, sizes.S, xp, device_of(request.q)))
+        bias = xp.where(there, bias, 0.0)
+    return bound, finite_in(bias, request.accumulation)

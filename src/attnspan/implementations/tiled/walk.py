@@ -1,0 +1,111 @@
+"""The walk over tiles as Python loops: for NumPy, and for PyTorch, whose operations run as they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from attnspan.arrays import framework, look, namespace, segment
+from attnspan.implementations.tiled.problem import (
+    Back,
+    Part,
+    Problem,
+    Rows,
+    absorbed,
+    gradients,
+    settled,
+    started,
+)
+from attnspan.masks.coverage import tiles_covered
+
+__all__ = ["backward", "forward", "parts", "tiles_of"]
+
+
+def parts(n: int, step: int) -> list[Part]:
+    """Cut a length into parts of `step`; the last may be shorter."""
+    return [Part(i, min(step, n - i), n) for i in range(0, n, step)]
+
+
+def tiles_of(problem: Problem, tile: tuple[int, int]) -> Iterator[tuple[Rows, list[tuple[Part, Any]]]]:
+    """Walk over the rows of tiles: the queries, and (keys, mask) of each tile that shows a pair.
+
+    Where the mask's values are seen, tiles without a visible pair are left out, and the mask of a tile
+    that shows all is None.
+    """
+    sizes, bound = problem.sizes, problem.bound
+    columns = parts(sizes.S, tile[1])
+    touched = full = None
+    if bound is not None and look(bound.spans.start) is not None and look(bound.spans.stop) is not None:
+        touched, full = (look(x) for x in tiles_covered(bound.spans, sizes.L, sizes.S, tile))
+    for n, part in enumerate(parts(sizes.L, tile[0])):
+        rows = Rows.of(problem, part)
+        found = []
+        for m, column in enumerate(columns):
+            if touched is not None and not touched[n, m]:
+                continue
+            if full is not None and full[n, m] and bound is not None and bound.bits is None:
+                found.append((column, None))
+                continue
+            keep = rows.keep(column)
+            seen = None if keep is None or bound is None or bound.bits is None else look(keep)
+            if seen is None or seen.any():
+                found.append((column, keep))
+        yield rows, found
+
+
+def forward(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
+    """Give (out, log-sum-exp)."""
+    xp = namespace(framework(problem.v) or "numpy")
+    done = []
+    for rows, tiles in tiles_of(problem, tile):
+        sums = started(rows)
+        for columns, keep in tiles:
+            sums = absorbed(rows, sums, columns, keep)
+        done.append(settled(sums))
+    return xp.concat([out for out, _ in done], axis=-2), xp.concat([lse for _, lse in done], axis=-1)
+
+
+def backward(
+    problem: Problem, tile: tuple[int, int], back: Back, vjp: Callable[..., Any]
+) -> tuple[list[Any], Any]:
+    """Give the gradients of the scoring's leaves, and of the values."""
+    places = problem.scoring.places()
+    leaves: list[dict[Any, Any]] = [{} for _ in places]
+    values: dict[Any, Any] = {}
+    for rows, tiles in tiles_of(problem, tile):
+        some = back.rows(rows.part)
+        for columns, keep in tiles:
+            grads, dv = gradients(rows, columns, keep, some, vjp)
+            _add(values, (0, columns.start), dv)
+            for found, (row_axis, column_axis), g in zip(leaves, places, grads, strict=True):
+                row = 0 if row_axis is None else rows.part.start
+                _add(found, (row, 0 if column_axis is None else columns.start), g)
+    joined = [_joined(*x, tile) for x in zip(leaves, problem.scoring.leaves(), places, strict=True)]
+    return joined, _joined(values, problem.v, (None, -2), tile)
+
+
+def _add(found: dict[Any, Any], place: Any, g: Any) -> None:
+    found[place] = found[place] + g if place in found else g
+
+
+def _joined(found: dict[Any, Any], x: Any, place: tuple[int | None, int | None], tile: tuple[int, int]) -> Any:
+    """Join the gradients of the parts of `x`; a part that no tile touched has gradient 0."""
+    xp = namespace(framework(x) or "numpy")
+
+    def along(axis: int | None, step: int) -> list[Part]:
+        return [Part(0, 1, 1)] if axis is None else parts(x.shape[axis], step)
+
+    def piece(row: Part, column: Part) -> Any:
+        if (row.start, column.start) in found:
+            return found[row.start, column.start]
+        part = x
+        for axis, cut in zip(place, (row, column), strict=True):
+            part = part if axis is None else segment(part, axis, cut.start, cut.count)
+        return xp.zeros_like(part)
+
+    def concat(some: list[Any], axis: int | None) -> Any:
+        return some[0] if len(some) == 1 else xp.concat(some, axis=axis)
+
+    columns = along(place[1], tile[1])
+    lines = [concat([piece(row, c) for c in columns], place[1]) for row in along(place[0], tile[0])]
+    return concat(lines, place[0])

@@ -1,0 +1,106 @@
+"""A function as a score."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnspan.arrays import is_array
+from attnspan.errors import describe, refusal
+from attnspan.scores.base import Form, Score, per_head, xp_of
+from attnspan.shapes import Sizes, inner, outer
+
+__all__ = ["CalledForm", "Function", "as_function"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Function(Score):
+    """A function of a tile of queries and a tile of keys, with the arrays bound to it.
+
+    Parameters
+    ----------
+    fn : callable
+        ``fn(q, k, **arrays)``, from ``(..., L, Dq)`` and ``(..., S, Dk)`` to the scores ``(..., L, S)``.
+        It is called with any part of the queries and keys.
+    bound : dict of arrays
+        What `functools.partial` bound by name: they have gradients.
+    """
+
+    fn: Callable[..., Any] = field(metadata={"positional": True})
+    bound: dict[str, Any]
+
+    def pair(self, q: Any, k: Any) -> Any:
+        return self.fn(q[..., None, :], k[..., None, :], **self.bound)[..., 0, 0]
+
+    def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> CalledForm:
+        return CalledForm(q, per_head(k, sizes.H), self.bound, self.fn, sizes.lead, sizes.ndim)
+
+    def check(self, sizes: Sizes) -> None:
+        """A function takes any widths, and says so itself where it does not."""
+
+    def __repr__(self) -> str:
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return f"{name}({', '.join(self.bound)})" if self.bound else name
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CalledForm(Form):
+    """fn(q, k), called in the caller's own number of axes.
+
+    Attributes
+    ----------
+    q, k : array
+        ``(..., H, L, Dq)`` and ``(..., H, S, Dk)``.
+    bound : dict of arrays
+        Passed by name.
+    fn : callable
+        The function.
+    lead : tuple of int
+        The leading axes of the output, in the inner form.
+    ndim : int
+        The number of axes the caller's q has.
+    """
+
+    AXES = {"q": (-2, None), "k": (None, -2)}
+
+    q: Any
+    k: Any
+    bound: dict[str, Any]
+    fn: Callable[..., Any]
+    lead: tuple[int, ...]
+    ndim: int
+
+    @property
+    def width(self) -> int:
+        return int(self.k.shape[-1])  # a function often forms differences
+
+    def scores(self) -> Any:
+        q, k, ndim = self.q, self.k, self.ndim
+        s = self.fn(outer(q, ndim, 2), outer(k, ndim, 2), **self.bound)
+        wanted = (*self.lead[: max(ndim - 2, 0)], q.shape[-2], k.shape[-2])
+        shape = tuple(getattr(s, "shape", ()))
+        fits = len(shape) == len(wanted) and shape[-2:] == wanted[-2:]
+        if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
+            raise refusal("score", f"a function that returned {describe(s)}", f"scores {wanted}")
+        xp = xp_of(q)
+        return xp.astype(inner(xp.broadcast_to(s, wanted), ndim), q.dtype, copy=False)
+
+
+def as_function(score: Callable[..., Any]) -> Function:
+    """Take a function, and from a `functools.partial` the arrays it was given by name."""
+    if not isinstance(score, functools.partial):
+        return Function(score, {})
+    for x in score.args:
+        if is_array(x):
+            raise refusal(
+                "score",
+                f"a functools.partial with {describe(x)} bound by place",
+                "arrays bound by name",
+                "functools.partial(fn, W=W) calls fn(q, k, W=W)",
+            )
+    arrays = {name: x for name, x in score.keywords.items() if is_array(x)}
+    others = {name: x for name, x in score.keywords.items() if name not in arrays}
+    fn = functools.partial(score.func, *score.args, **others) if score.args or others else score.func
+    return Function(fn, arrays)
