@@ -28,6 +28,7 @@ __all__ = [
     "fetch",
     "framework",
     "full_like_shape",
+    "has_tangent",
     "is_array",
     "is_boolean",
     "is_floating",
@@ -94,14 +95,17 @@ def is_torch_compiling() -> bool:
 
 def is_transformed(x: Any) -> bool:
     """Tell whether a torch tensor is inside torch.func's transforms or carries a forward tangent."""
+    if is_torch_compiling():  # what is traced is differentiated by the compiler
+        return False
+    return _is_wrapped(x) or has_tangent(x)
+
+
+def has_tangent(x: Any) -> bool:
+    """Tell whether a torch tensor carries a forward tangent, or may inside torch.func's transforms."""
     torch = sys.modules["torch"]
-    if torch.compiler.is_compiling():  # what is traced is differentiated by the compiler
+    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:
         return False
-    if _is_wrapped(x):
-        return True
-    if torch.autograd.forward_ad._current_level < 0:
-        return False
-    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+    return _is_wrapped(x) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def _is_wrapped(x: Any) -> bool:

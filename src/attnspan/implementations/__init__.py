@@ -6,7 +6,8 @@
 from attnspan.implementations.base import Implementation
 from attnspan.implementations.eager import EAGER
 from attnspan.implementations.sdpa import SDPA
+from attnspan.implementations.tiled import TILED
 
 __all__ = ["IMPLEMENTATIONS", "Implementation"]
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (SDPA, EAGER)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (SDPA, TILED, EAGER)

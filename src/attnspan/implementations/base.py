@@ -24,8 +24,10 @@ __all__ = [
     "Implementation",
     "Prepared",
     "Visible",
+    "any_of_group",
     "dense_bias",
     "either",
+    "finite_in",
     "finished",
     "poisoned_rows",
     "prepared",
@@ -161,10 +163,7 @@ def visible(request: Request, queries: Any = None) -> Visible:
     if bias is not None:
         there = bias != -float("inf")
         keep = there if keep is None else keep & there
-        bias = xp.where(keep, bias, 0.0)
-        if bias.dtype != request.accumulation:  # a float64 bias beside float32: what is finite stays so
-            limits = xp.finfo(request.accumulation)
-            bias = xp.astype(xp.clip(bias, limits.min, limits.max), request.accumulation)
+        bias = finite_in(xp, xp.where(keep, bias, 0.0), request.accumulation)
     return Visible(keep, bias, None if keep is None else keep.any(-1))
 
 
@@ -186,6 +185,14 @@ def dense_bias(request: Request, queries: Any = None) -> Any:
     return bias if bias.dtype == xp.float64 else xp.astype(bias, request.accumulation, copy=False)
 
 
+def finite_in(xp: Any, x: Any, dtype: Any) -> Any:
+    """Bring a bias to the dtype of the sums: a float64 bias beside float32 stays finite where it is."""
+    if x.dtype == dtype:
+        return x
+    limits = xp.finfo(dtype)
+    return xp.astype(xp.clip(x, limits.min, limits.max), dtype) if x.dtype == xp.float64 else xp.astype(x, dtype)
+
+
 def with_middle_axes(x: Any, sizes: Sizes) -> Any:
     """Line an array (B|1, H|1, ...) of masks and biases up with the axes between B and H."""
     return x.reshape((x.shape[0],) + (1,) * (len(sizes.lead) - 2) + tuple(x.shape[1:]))
@@ -193,11 +200,15 @@ def with_middle_axes(x: Any, sizes: Sizes) -> Any:
 
 def seen_keys(keep: Any, G: int) -> Any:
     """Tell which keys of each key/value head some query sees: ``(..., G|1, S)``."""
-    seen = keep.any(-2)
-    H, S = seen.shape[-2], seen.shape[-1]
+    return any_of_group(keep.any(-2), G)
+
+
+def any_of_group(flags: Any, G: int) -> Any:
+    """Unite the flags of query heads that share a key/value head: ``(..., H|1, S)`` to ``(..., G|1, S)``."""
+    H, S = flags.shape[-2], flags.shape[-1]
     if H in (1, G):
-        return seen
-    return seen.reshape((*seen.shape[:-2], G, H // G, S)).any(-2)
+        return flags
+    return flags.reshape((*flags.shape[:-2], G, H // G, S)).any(-2)
 
 
 def zeroed(xp: Any, x: Any, live: Any) -> Any:

@@ -14,24 +14,30 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
-from attnspan.arrays import constant, device_of, is_torch_compiling, look, stop_gradient
+import numpy as np
+
+from attnspan.arrays import constant, device_of, framework, has_tangent, is_torch_compiling, look, stop_gradient
 from attnspan.biases import ALiBi
 from attnspan.implementations.base import (
     Implementation,
-    dense_bias,
+    any_of_group,
     finished,
+    finite_in,
     prepared,
     with_middle_axes,
 )
 from attnspan.implementations.tiled import walk
-from attnspan.implementations.tiled.problem import Problem, Scoring
-from attnspan.masks.bits import Bits
+from attnspan.implementations.tiled.problem import Part, Problem, Rows, Scoring
+from attnspan.masks.bits import pack
 from attnspan.masks.bound import Bound, all_keys, both, frame_of
 from attnspan.masks.coverage import queries_seeing, queries_that_see, seen_keys
 from attnspan.request import Request, mask_sizes
-from attnspan.scores.base import Form, per_head
+from attnspan.scores.base import per_head
+from attnspan.scores.function import Function
+from attnspan.statistics import RunningStatistics, Statistics
 
 __all__ = ["TILED"]
 
@@ -51,9 +57,9 @@ def reasons_against(request: Request) -> list[str]:
     sizes = request.sizes
     if not sizes.S or not sizes.L:
         reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
-    if request.kind == "torch" and _has_tangent(request):
+    if any(framework(x) == "torch" and has_tangent(x) for _, x in request.arrays()):
         reasons.append("it has no forward-mode derivative")
-    if not reasons and isinstance(request.score, Function) and _closes_over_traced(request):
+    if not reasons and isinstance(request.score, Function) and _loops(request).closes_over_traced(request):
         reasons.append(
             f"the score {request.score!r} closes over an array that is traced or has a gradient, which would "
             "be lost: bind it by name, functools.partial(fn, W=W)"
@@ -64,16 +70,27 @@ def reasons_against(request: Request) -> list[str]:
 def attend(request: Request) -> Any:
     """Compute the output ``(B, ..., H, L, E)``."""
     problem, poisoned = _problem(request)
-    out, lse = _walk(request, problem)
+    out, lse = _loops(request).attend(problem, _tile(problem))
     return finished(request, out, lse, poisoned)
 
 
-def look_at(request: Request) -> tuple[Any, Any]:
+def look_at(request: Request) -> tuple[Any, Statistics]:
     """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first is differentiable."""
-    xp = request.xp
-    problem, poisoned = _problem(replace(request, v=request.v[..., :0], dropout=0.0, sink=None))
-    _, lse = _walk(request, problem)
-    stats = _summed(request, problem, RunningStatistics)
+    xp, loops = request.xp, _loops(request)
+    problem, poisoned = _problem(replace(request, v=request.v[..., :0], dropout=0.0))
+    tile = _tile(problem)
+    _, lse = loops.attend(problem, tile)
+
+    def start(rows: Rows) -> RunningStatistics:
+        return RunningStatistics.start((*problem.sizes.lead, rows.part.count), problem.v)
+
+    def step(rows: Rows, seen: RunningStatistics, columns: Part, keep: Any) -> RunningStatistics:
+        return seen.update(rows.scores(rows.tile(columns), columns), keep)
+
+    def finish(seen: RunningStatistics) -> tuple[Any, ...]:
+        return tuple(x for _, x in seen.finish()[1].arrays())
+
+    stats = Statistics(*loops.over_tiles(problem.map_arrays(stop_gradient), tile, start, step, finish))
     if poisoned is not None:
         lse = xp.where(poisoned, float("nan"), lse)
         stats = stats.map_arrays(lambda x: xp.where(poisoned, float("nan"), x))
@@ -94,7 +111,7 @@ def _problem(request: Request) -> tuple[Problem, Any]:
     sees = live = None
     if bound is not None:
         sees = queries_that_see(bound, sizes.L, sizes.S)
-        live = grouped_any(seen_keys(bound, sizes.L, sizes.S), sizes.G)
+        live = any_of_group(seen_keys(bound, sizes.L, sizes.S), sizes.G)
 
     def reach(bad: Any) -> Any:
         bad = per_head(bad[..., None], sizes.H)[..., 0]
@@ -108,20 +125,39 @@ def _problem(request: Request) -> tuple[Problem, Any]:
 
 def _bound(request: Request) -> tuple[Bound | None, Any]:
     """Give the mask, with all axes of the scores, and the bias; a bias of -inf becomes part of the mask."""
-    xp, sizes = request.xp, request.sizes
+    xp, sizes, device = request.xp, request.sizes, device_of(request.q)
     bound = None
     if request.mask is not None:
         bound = request.mask.bound(sizes.L, sizes.S, like=request.q, sizes=mask_sizes(sizes))
         bound = bound.map_arrays(lambda x: with_middle_axes(x, sizes))
     bias = request.bias
-    if bias is None or isinstance(bias, ALiBi):
-        return bound, bias if bias is None else bias.map_arrays(
-            lambda x: constant(x, xp, device_of(request.q))
-        )
+    if bias is None:
+        return bound, None
+    if isinstance(bias, ALiBi):
+        return bound, bias.map_arrays(lambda x: constant(x, xp, device))
     seen = look(bias)
     if seen is None or np.isneginf(seen).any():
         there = xp.broadcast_to(bias != -float("inf"), (*bias.shape[:-1], sizes.S))
-        shown = Bound(all_keys_like(there, sizes.S), pack(lambda i, j: there[..., i:j, :], there.shape[-2], sizes.S))
-        bound = shown if bound is None else both(bound, shown, frame_of(sizes.L, sizes.S, xp, device_of(request.q)))
-        bias = xp.where(there, bias, 0.0)
-    return bound, finite_in(bias, request.accumulation)
+        frame = frame_of(sizes.L, sizes.S, xp, device)
+        bits = pack(lambda i, j: there[..., i:j, :], there.shape[-2], sizes.S)
+        shown = Bound(all_keys(frame), bits)
+        bound = shown if bound is None else both(bound, shown, frame)
+        bias = xp.where(bias != -float("inf"), bias, 0.0)
+    return bound, finite_in(xp, bias, request.accumulation)
+
+
+def _tile(problem: Problem) -> tuple[int, int]:
+    rows, columns = TILE
+    if is_torch_compiling():
+        return problem.sizes.L, max(columns, -(-problem.sizes.S // _UNROLLED))
+    return max(min(rows, _LEAST_ROWS), rows // problem.scoring.form.width), columns
+
+
+def _loops(request: Request) -> ModuleType:
+    """Give the loops of the call's library."""
+    return importlib.import_module(f"{__name__}.{_LOOPS[request.kind]}")
+
+
+_LOOPS = {"numpy": "walk", "torch": "torch", "jax": "jax"}
+
+TILED = Implementation("tiled", reasons_against, attend)

@@ -20,14 +20,16 @@ from attnspan.implementations.tiled.problem import (
     Rows,
     absorbed,
     gradients,
+    one_pair,
     settled,
     started,
 )
 from attnspan.masks.bound import Bound
 from attnspan.masks.coverage import tiles_covered
 from attnspan.masks.spans import Spans
+from attnspan.request import Request
 
-__all__ = ["attend", "over_tiles"]
+__all__ = ["attend", "closes_over_traced", "over_tiles"]
 
 
 class Grid(NamedTuple):
@@ -89,7 +91,7 @@ _tiled.defvjp(_forward, _backward)
 
 
 def over_tiles(problem: Problem, tile: tuple[int, int], start: Any, step: Any, finish: Any) -> Any:
-    """Run a sum over the keys for all queries: arrays ``(..., H, L)`` of ``finish(sums)``.
+    """Run a sum over the keys for all queries; ``finish(sums)`` gives a tuple of arrays ``(..., H, L)``.
 
     ``start(rows)`` gives the sums of some queries before, ``step(rows, sums, columns, keep)`` adds a tile.
     """
@@ -100,7 +102,14 @@ def over_tiles(problem: Problem, tile: tuple[int, int], start: Any, step: Any, f
         rows = _rows(problem, grid, i)
         return finish(_over_columns(grid, rows, functools.partial(step, rows), start(rows)))
 
-    return jax.tree.map(lambda x: _side_by_side(x, -1)[..., :L], _stacked(row, grid))
+    return tuple(_side_by_side(x, -1)[..., :L] for x in _stacked(row, grid))
+
+
+def closes_over_traced(request: Request) -> bool:
+    """Tell whether a score function uses arrays it was not given, whose gradients would be lost."""
+    form = one_pair(request, lambda shape: jnp.zeros(shape, request.accumulation))
+    constants = jax.make_jaxpr(lambda form: form.scores())(form).consts
+    return any(isinstance(x, jax.core.Tracer) for x in constants)
 
 
 def _rows(problem: Problem, grid: Grid, i: Any) -> Rows:

@@ -21,6 +21,7 @@ from attnspan.dropout import keys_kept, row_draws
 from attnspan.implementations.base import scored, weighted, with_middle_axes
 from attnspan.masks.bound import Bound
 from attnspan.masks.coverage import rows_of, shown
+from attnspan.request import Request
 from attnspan.scores.base import Form, grouped_product
 from attnspan.scores.function import CalledForm
 from attnspan.shapes import Sizes
@@ -35,6 +36,7 @@ __all__ = [
     "Sums",
     "absorbed",
     "gradients",
+    "one_pair",
     "settled",
     "started",
 ]
@@ -76,7 +78,7 @@ class Scoring(Value):
 
     def leaves(self) -> list[Any]:
         """List the arrays that have gradients."""
-        return [x for _, x in self.arrays() if is_floating(x)]
+        return [x for x in self._in_order() if is_floating(x)]
 
     def places(self) -> list[tuple[int | None, int | None]]:
         """Say of each leaf on which axis its queries and its keys lie."""
@@ -87,8 +89,13 @@ class Scoring(Value):
             found.append(self._bias_axes())
         elif self.bias is not None:
             found += [(None, None)] * len(list(self.bias.arrays()))
-        arrays = self.arrays()
-        return [place for place, (_, x) in zip(found, arrays, strict=True) if is_floating(x)]
+        return [place for place, x in zip(found, self._in_order(), strict=True) if is_floating(x)]
+
+    def _in_order(self) -> list[Any]:
+        """List all arrays in the order of `map_arrays`."""
+        found: list[Any] = []
+        self.map_arrays(found.append)
+        return found
 
     def with_leaves(self, leaves: Any) -> Scoring:
         """Put other arrays in the place of the leaves."""
@@ -209,6 +216,14 @@ class Sums(Value):
     top: Any
     total: Any
     out: Any
+
+
+def one_pair(request: Request, zeros: Callable[[tuple[int, ...]], Any]) -> Form:
+    """Give the form of a score function for one query and one key of a call: all arrays are ``zeros(shape)``."""
+    sizes = request.sizes
+    q, k = zeros((*sizes.lead, 1, sizes.Dq)), zeros((*sizes.lead[:-1], sizes.G, 1, sizes.Dk))
+    bound = request.score.map_arrays(lambda x: zeros(tuple(x.shape)))
+    return bound.lower(q, k, None, sizes)
 
 
 def started(rows: Rows) -> Sums:

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from attnspan.arrays import is_torch_compiling
+from attnspan.arrays import is_torch_compiling, is_transformed
 from attnspan.implementations.tiled import walk
-from attnspan.implementations.tiled.problem import Back, Problem
+from attnspan.implementations.tiled.problem import Back, Problem, one_pair
+from attnspan.implementations.tiled.walk import over_tiles
+from attnspan.request import Request
 
-__all__ = ["attend"]
+__all__ = ["attend", "closes_over_traced", "over_tiles"]
 
 
 def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
@@ -27,7 +29,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: Problem, tile: tuple[int, int], v: Any, *leaves: Any) -> Any:
-        return walk.forward(problem.of(v, leaves), tile)
+        return walk.attend(problem.of(v, leaves), tile)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -56,3 +58,11 @@ def _vjp(f: Callable[[Any], Any], leaves: list[Any]) -> tuple[Any, Callable[[Any
         return torch.autograd.grad(s, own, ds, materialize_grads=True)
 
     return s.detach(), pull
+
+
+def closes_over_traced(request: Request) -> bool:
+    """Tell whether a score function uses tensors it was not given, whose gradients would be lost."""
+    like = {"dtype": request.accumulation, "device": request.q.device}
+    form = one_pair(request, lambda shape: torch.zeros(shape, **like))
+    s = form.scores()
+    return bool(s.requires_grad or is_transformed(s))

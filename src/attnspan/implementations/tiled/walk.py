@@ -17,8 +17,9 @@ from attnspan.implementations.tiled.problem import (
     started,
 )
 from attnspan.masks.coverage import tiles_covered
+from attnspan.request import Request
 
-__all__ = ["backward", "forward", "parts", "tiles_of"]
+__all__ = ["attend", "backward", "closes_over_traced", "over_tiles"]
 
 
 def parts(n: int, step: int) -> list[Part]:
@@ -53,7 +54,7 @@ def tiles_of(problem: Problem, tile: tuple[int, int]) -> Iterator[tuple[Rows, li
         yield rows, found
 
 
-def forward(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
+def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     """Give (out, log-sum-exp)."""
     xp = namespace(framework(problem.v) or "numpy")
     done = []
@@ -63,6 +64,26 @@ def forward(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
             sums = absorbed(rows, sums, columns, keep)
         done.append(settled(sums))
     return xp.concat([out for out, _ in done], axis=-2), xp.concat([lse for _, lse in done], axis=-1)
+
+
+def over_tiles(problem: Problem, tile: tuple[int, int], start: Any, step: Any, finish: Any) -> Any:
+    """Run a sum over the keys for all queries; ``finish(sums)`` gives a tuple of arrays ``(..., H, L)``.
+
+    ``start(rows)`` gives the sums of some queries before, ``step(rows, sums, columns, keep)`` adds a tile.
+    """
+    xp = namespace(framework(problem.v) or "numpy")
+    done = []
+    for rows, tiles in tiles_of(problem, tile):
+        sums = start(rows)
+        for columns, keep in tiles:
+            sums = step(rows, sums, columns, keep)
+        done.append(finish(sums))
+    return tuple(xp.concat(some, axis=-1) for some in zip(*done, strict=True))
+
+
+def closes_over_traced(request: Request) -> bool:
+    """Tell whether a score function uses arrays it was not given, whose gradients would be lost."""
+    return False
 
 
 def backward(
