@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,19 @@ EVERY_IMPLEMENTATION = tuple(
     pytest.param(*f.values, one.name, marks=f.marks) for f in FRAMEWORKS for one in IMPLEMENTATIONS
 )
 NAMES = tuple(one.name for one in IMPLEMENTATIONS)
+
+
+def cases(names: Iterable[str], in_jax: Container[str]) -> list[Any]:
+    """Cross frameworks and names; JAX compiles every operation of each, so most of its wait for the sweep."""
+    return [
+        pytest.param(
+            str(f.values[0]),
+            name,
+            marks=[*f.marks, *([] if f.values != ("jax",) or name in in_jax else [pytest.mark.sweep])],
+        )
+        for f in FRAMEWORKS
+        for name in names
+    ]
 
 
 # Tolerances: |given - wanted| <= arithmetic * scale + rounding * |wanted|, where scale is the largest

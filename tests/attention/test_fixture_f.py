@@ -123,8 +123,9 @@ def fixture(framework: str, dtype: str, L: int = 4, S: int = 4, lead: tuple[int,
 # Relative: all terms are positive. Half types round the keys' logarithms (a weight moves by twice that),
 # the output, and in PyTorch's kernel the weights.
 ALLOWED = {"float64": 1e-12, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+MEAN = 277.75
 SIGNATURES = {
-    277.75: "the mean of the values: an empty row became uniform, or the softmax ran over queries",
+    MEAN: "the mean of the values: an empty row became uniform, or the softmax ran over queries",
     2.1: "valid 2: masked after the softmax, without normalising again",
     224.2: "valid 2: masked scores set to 0",
 }
@@ -160,15 +161,15 @@ def test_the_table_is_read_off_right() -> None:
 
 
 def table() -> Iterator[Any]:
-    """Walk over framework, dtype, row; what JAX would compile for one row alone is left to the sweep."""
+    """Walk over framework, dtype, row; most of what JAX would compile for one row alone is in the sweep."""
+    rare = ("B23, B25: 2 of 4, bottom right", "B45: causal, left pad 1", "B53: padding is no document")
     for case in EVERY_DTYPE:
         framework, dtype = case.values
         for name, row in ROWS.items():
-            rare = (row.L, row.S) != (4, 4) and (dtype == "float64" or (row.L, row.S) != (2, 4))
-            heavy = framework == "jax" and rare
-            yield pytest.param(
-                framework, dtype, name, marks=[*case.marks, *([pytest.mark.sweep] if heavy else [])]
-            )
+            usual = (row.L, row.S) == (4, 4) and dtype == "float32"
+            usual = usual or (name in rare and dtype != "float64") or name == rare[1]
+            marks = [] if usual or framework != "jax" else [pytest.mark.sweep]
+            yield pytest.param(framework, dtype, name, marks=[*case.marks, *marks])
 
 
 @pytest.mark.parametrize(("framework", "dtype", "name"), list(table()))
@@ -188,7 +189,7 @@ def test_row(framework: str, dtype: str, name: str) -> None:
                     continue
                 out = asp.attention(*qkv, **options, implementation=one)
                 judge(out, row.wanted, dtype)
-                if one == "eager" or len(lead) == 2:
+                if framework != "jax" or (dtype == "float32" and 0 in row.wanted):
                     r = asp.inspect(*qkv, **options, implementation=one)
                     same_bits(r.out, out)
                     found = values(r.weights())[(0,) * len(lead)]
@@ -221,18 +222,19 @@ def test_gradients_of_empty_rows(framework: str, name: str) -> None:
 def test_gradients_of_empty_rows_in_jax(framework: str) -> None:
     import jax
 
-    names = ("B10: causal, window of 2, left pad 2", "B53: padding is no document", "nothing")
-    for row in (ROWS[n] for n in names):
+    for row in (ROWS["B10: causal, window of 2, left pad 2"], ROWS["B53: padding is no document"]):
         keep = seen(row)
         qkv = fixture(framework, "float32")
         loss = lambda *x: asp.attention(*x, mask=row.mask).sum()  # noqa: B023, E731
-        dq, dk, dv = (values(g)[0, 0] for g in jax.grad(loss, (0, 1, 2))(*qkv))
+        dq, dk, dv = (values(g)[0, 0] for g in jax.jit(jax.grad(loss, (0, 1, 2)))(*qkv))
         assert np.isfinite([dq, dk, dv]).all()
         assert (dq[~keep.any(1)] == 0).all()
         assert (dk[~keep.any(0)] == 0).all() and (dv[~keep.any(0)] == 0).all()
 
 
-@pytest.mark.parametrize(("framework", "dtype"), EVERY_DTYPE)
+@pytest.mark.parametrize(
+    ("framework", "dtype"), [case for case in EVERY_DTYPE if case.values != ("jax", "float64")]
+)
 def test_padding_as_a_bias(framework: str, dtype: str) -> None:
     """B02, B21: 0/-inf numbers are a bias and exclude; beside a mask both count."""
     with precision(framework, dtype):
@@ -248,7 +250,7 @@ def test_padding_as_a_bias(framework: str, dtype: str) -> None:
                 judge(out, [0, 7, 53.5, 0], dtype)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FRAMEWORKS[:2])
 def test_sequences_and_heads_keep_their_order(framework: str) -> None:
     """B19, B57, B67: different lengths per sequence; per head only where an axis says so."""
     qkv = fixture(framework, "float32", lead=(2, 2))
@@ -299,9 +301,9 @@ def test_no_grad_changes_nothing(framework: str) -> None:
 def test_a_constant_row_of_very_negative_biases_is_uniform(framework: str) -> None:
     """B03: a finite bias, however low, is a number and not a mask; -inf is one."""
     lowest = float(np.finfo(np.float32).min)
-    q, k, v = fixture(framework, "float32", 3, 3)
-    bias = array([[lowest] * 3, [0] * 3, [-INF] * 3], framework, "float32")
+    q, k, v = fixture(framework, "float32")
+    bias = array([[lowest] * 4, [0] * 4, [-INF] * 4, [-lowest] * 4], framework, "float32")
     for one in ("auto", *NAMES):
         if one == "auto" or runs(one, q, k, v, bias=bias):
             out = asp.attention(q, k * 0, v, bias=bias, implementation=one)
-            np.testing.assert_allclose(values(out)[0, 0, :, 0], [37, 37, 0], rtol=1e-6)
+            np.testing.assert_allclose(values(out)[0, 0, :, 0], [MEAN, MEAN, 0, MEAN], rtol=1e-6)

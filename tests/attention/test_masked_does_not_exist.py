@@ -7,6 +7,7 @@ not finite makes NaN exactly the rows that see it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ from .helpers import (
     NAN,
     TRACED,
     array,
+    cases,
     precision,
     runs,
     same_bits,
@@ -70,12 +72,12 @@ def poisoned(x: dict[str, np.ndarray], keep: np.ndarray, poison: float) -> dict[
 
 
 def combinations(framework: str) -> list[Asked]:
-    """Choose masks x scores: every mask with a few scores and every score with a few masks; fewer in JAX."""
+    """Choose masks x scores: every mask with a few scores, every score with a few masks; fewer in JAX."""
     if framework == "jax":
-        pairs = list(itertools.product(FEW_MASKS[1:], FEW_SCORES[1:]))
-    else:
-        crossed = itertools.product(RULES, SCORES)
-        pairs = [(m, score) for m, score in crossed if m in FEW_MASKS or score in FEW_SCORES]
+        one, other = Asked(mask="valid (B,)", score="gaussian"), Asked(mask="bits", score="additive")
+        return [one, other, ONCE_MORE[2]]
+    crossed = itertools.product(RULES, SCORES)
+    pairs = [(m, score) for m, score in crossed if m in FEW_MASKS or score in FEW_SCORES]
     return [*(Asked(mask=mask, score=score) for mask, score in pairs), *ONCE_MORE]
 
 
@@ -122,7 +124,8 @@ def torch_gradients(asked: Asked, x: dict[str, Any], name: str, g: tuple[Any, An
     return dict(zip(leaves, found, strict=True))
 
 
-def jax_gradients(asked: Asked, x: dict[str, Any], name: str, g: tuple[Any, Any]) -> dict[str, Any]:
+@functools.cache
+def jax_pullback(asked: Asked, name: str) -> Callable[..., dict[str, Any]]:
     import jax
 
     def both(x: dict[str, Any]) -> tuple[Any, Any]:
@@ -130,7 +133,11 @@ def jax_gradients(asked: Asked, x: dict[str, Any], name: str, g: tuple[Any, Any]
         r = asp.inspect(*qkv, **options, implementation=name)
         return r.out, r.lse
 
-    return jax.vjp(both, x)[1](g)[0]
+    return jax.jit(lambda x, g: jax.vjp(both, x)[1](g)[0])
+
+
+def jax_gradients(asked: Asked, x: dict[str, Any], name: str, g: tuple[Any, Any]) -> dict[str, Any]:
+    return jax_pullback(asked, name)(x, g)
 
 
 GRADIENTS: dict[str, Callable[..., dict[str, Any]]] = {"torch": torch_gradients, "jax": jax_gradients}
@@ -139,7 +146,8 @@ GRADIENTS: dict[str, Callable[..., dict[str, Any]]] = {"torch": torch_gradients,
 @pytest.mark.parametrize(("framework", "several"), [case for case in EVERY if case.values[0] != "numpy"])
 def test_excluded_entries_move_no_bit_of_a_gradient(framework: str, several: list[Asked]) -> None:
     """B05: also NaN gradients arriving at empty rows, of out and of lse; for every input there is."""
-    for asked, name in itertools.product(several if framework != "jax" else several[:2], NAMES):
+    few = [asked for asked in several if asked.mask in FEW_MASKS[:3] or asked.score in FEW_SCORES[:1]]
+    for asked, name in itertools.product(few or several[:2], NAMES):
         x = asked.draw("float32")
         keep = visible(asked, x)
         gone, rng = dead(keep), np.random.default_rng(1)
@@ -166,8 +174,7 @@ def test_excluded_entries_move_no_bit_of_a_gradient(framework: str, several: lis
 SEEING = ("everything", "causal", "valid (B,)", "documents that return", "window", "not causal, or bits")
 
 
-@pytest.mark.parametrize("mask", SEEING)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("framework", "mask"), cases(SEEING, ("not causal, or bits",)))
 def test_a_visible_non_finite_entry_makes_nan_of_exactly_its_rows(framework: str, mask: str) -> None:
     """Output, lse and weights as the oracle has them: a bad value leaves the weights right."""
     scores = ("scaled dot", "gaussian", "additive", "cosine") if framework != "jax" else ("scaled dot",)
@@ -314,4 +321,5 @@ def test_no_infinity_appears(framework: str) -> None:
 def test_every_score_with_every_mask(framework: str, score: str) -> None:
     several = [Asked(mask=mask, score=score) for mask in RULES]
     test_excluded_entries_move_no_bit_of_the_output(framework, several)
-    test_excluded_entries_move_no_bit_of_a_gradient(framework, several)
+    for asked in several:
+        test_excluded_entries_move_no_bit_of_a_gradient(framework, [asked])

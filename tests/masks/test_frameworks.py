@@ -25,6 +25,8 @@ L = S = 5
 LENS, BACK, IDS = [2, 5], [0, 3], [[0, 0, 1, -1, -1], [7, 7, 7, 2, 2]]
 
 
+LOW = [np.tri(L, dtype=bool).tolist()]
+
 WAYS = {  # of giving arrays: how the mask is made, and whether it is kept as bits when they are traced
     "lens": (lambda arr: ValidLens(arr(LENS)), False),
     "left": (lambda arr: ValidLens(arr(LENS), pad="left", query_lens=arr(LENS)), False),
@@ -47,7 +49,7 @@ WAYS = {  # of giving arrays: how the mask is made, and whether it is kept as bi
     "ids": (lambda arr: Documents(arr(IDS)), True),
     "ids each": (lambda arr: Documents(arr(IDS), each=Causal()), True),
     "strided": (lambda arr: Strided(arr([2, 3]), phase=arr([[1, 0, 2]])), True),
-    "dense": (lambda arr: Dense(arr([np.tri(L, dtype=bool).tolist()])), True),
+    "dense": (lambda arr: Dense(arr(LOW)), True),
     "mixed": (lambda arr: (Causal() & ValidLens(arr(LENS))) | Not(FirstKeys(arr([[1, 2, 3]]))), False),
     "mixed bits": (lambda arr: Not(Causal() & Strided(2)) | ValidLens(arr(LENS)), True),
     "slice": (
@@ -161,6 +163,7 @@ def test_unseen_values_are_clipped_inside_jit():
         return {
             "lens": ValidLens(n).dense(4, 4),
             "left": ValidLens(n, pad="left").dense(4, 4),
+            "each query's": ValidLens(jnp.tile(n[:, None, None], (1, 1, 4)), pad="left").dense(4, 4),
             "queries": ValidLens(4, query_lens=n).dense(4, 4),
             "queries left": ValidLens(4, pad="left", query_lens=n).dense(4, 4),
             "prefix": PrefixLM(n).dense(4, 4),
@@ -176,6 +179,7 @@ def test_unseen_values_are_clipped_inside_jit():
         wanted = {
             "lens": (k < n) | (q < 0),
             "left": (k >= 4 - n) | (q < 0),
+            "each query's": (k >= 4 - n) | (q < 0),
             "queries": (q < n) | (k < 0),
             "queries left": (q >= 4 - n) | (k < 0),
             "prefix": (k < n) | (k <= q),
