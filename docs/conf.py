@@ -29,12 +29,15 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False  # pages name the members they show
 numpydoc_class_members_toctree = False
 
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"  # outputs are not for copying
+copybutton_exclude = ".linenos, .gp, .go"  # nor are prompts
+
 html_theme = "furo"
 html_title = f"attnspan {release}"
 html_copy_source = False
 html_show_sourcelink = False
 html_static_path = ["static"]
-html_css_files = ["tables.css"]
+html_css_files = ["pages.css"]
 html_math_renderer = "mathml"
 
 
@@ -51,13 +54,22 @@ def block_math(self: Any, node: nodes.math_block) -> None:
 
 
 def link_reports(app: Sphinx, page: str, source: list[str]) -> None:
-    """Link what the case table writes as GitHub shows it: ``owner/name#1`` and ``PR#1`` behind it."""
-    if page == "cases":
-        source[0] = re.sub(
-            r"(?<![\w/.`-])([\w.-]+/[\w.-]+)#(\d+)",
-            r"[\g<0>](https://github.com/\1/issues/\2)",
-            source[0],
-        )
+    """Link the reports of the case table, ``owner/name#1``; a repository is named once in a row."""
+    if page != "cases":
+        return
+    report = re.compile(r"(?<![\w/.`-])([\w.-]+/[\w.-]+)#(\d+)")
+    lines = source[0].splitlines()
+    for n, line in enumerate(lines):
+        last = ""
+
+        def link(match: re.Match[str]) -> str:
+            nonlocal last
+            text = f"#{match[2]}" if match[1] == last else match[0]
+            last = match[1]
+            return f"[{text}](https://github.com/{match[1]}/issues/{match[2]})"
+
+        lines[n] = report.sub(link, line)
+    source[0] = "\n".join(lines) + "\n"
 
 
 def shorten_citations(app: Sphinx, tree: nodes.document, page: str) -> None:

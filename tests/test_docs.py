@@ -146,6 +146,13 @@ def _named(path: str) -> Any:
 # --- the whole ---------------------------------------------------------------------------------
 
 
+def test_the_house_stands_as_contributing_says() -> None:
+    root = DOCS.parent
+    house = (root / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## The house")[1].split("\n\n")[1]
+    for place in re.findall(r"`([\w/]+(?:\.py|/))`", house):
+        assert any((base / place).exists() for base in (root, root / "src/attnspan")), place
+
+
 def test_links_between_pages_lead_to_files() -> None:
     for path in [*DOCS.rglob("*.md"), DOCS.parent / "CONTRIBUTING.md"]:
         if "_build" in path.parts:
