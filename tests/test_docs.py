@@ -149,7 +149,9 @@ def _named(path: str) -> Any:
 def test_the_house_stands_as_contributing_says() -> None:
     root = DOCS.parent
     house = (root / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## The house")[1].split("\n\n")[1]
-    for place in re.findall(r"`([\w/]+(?:\.py|/))`", house):
+    places = re.findall(r"`([\w/]+(?:\.py|/))`", house)
+    assert len(places) > 20
+    for place in places:
         assert any((base / place).exists() for base in (root, root / "src/attnspan")), place
 
 
