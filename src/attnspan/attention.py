@@ -37,7 +37,7 @@ def attention(
 ) -> Any:
     r"""Compute attention with any score and any mask.
 
-    .. math:: o_i = \sum_j \operatorname{softmax}_j\big(a(q_i, k_j) + b_{ij}\big)\, v_j,
+    .. math:: o_i = \sum_j \operatorname{softmax}_j(a(q_i, k_j) + b_{ij})\, v_j,
               \quad j \text{ over the keys that query } i \text{ sees}
 
     In this order: score with all its constants, softcap · tanh(score / softcap), bias, mask, softmax,

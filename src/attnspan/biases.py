@@ -17,7 +17,7 @@ __all__ = ["ALiBi"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ALiBi(Value):
-    r"""A linear penalty on distance: bias = -slope · |i - j| with i = q + align [1]_.
+    r"""A linear penalty on distance: ``bias = -slope · |i - j|`` with i = q + align [1]_.
 
     Parameters
     ----------

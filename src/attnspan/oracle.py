@@ -66,8 +66,8 @@ def attention(
         As many leading axes in each: none, (B,), (B, H) or more. The first is B and the last of two or
         more is H, where k and v may have G heads; the others broadcast with size 1.
     score : str or function
-        ``"dot"`` q.k, ``"scaled_dot"`` q.k / sqrt(D), ``"cosine"`` q.k / (|q| |k|) (0 if either is 0),
-        ``"gaussian"`` -|q - k|^2 / (2 sqrt(D)); or a function of one visible, finite query vector and key
+        ``"dot"`` q.k, ``"scaled_dot"`` q.k / sqrt(D), ``"cosine"`` ``q.k / (|q| |k|)`` (0 if either is 0),
+        ``"gaussian"`` ``-|q - k|^2 / (2 sqrt(D))``; or a function of one visible, finite query vector and key
         vector, called ``score(q_i, k_j, b, h)`` if four of its parameters have no default, and
         ``score(q_i, k_j)`` if two. -inf excludes the pair; NaN or +inf makes the row NaN.
     keep : boolean array or function, optional
@@ -181,8 +181,10 @@ def keep_bits(seed: int, n: int, L: int, S: int, p: float) -> np.ndarray:
     """Say which weights (L, S) of one batch element and head survive dropout: True = kept.
 
     (r1, r2, ., .) = Philox4x32-10 with counter (i, n, 0, 0) and the seed's low and high word as key; then,
-    for key j and modulo 2^32, x = r1 ^ (j * 0x9E3779B9); x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15;
-    x ^= r2; x *= 0x846ca68b; x ^= x >> 16; and the weight is kept if x >= floor(p * 2^32).
+    for key j and modulo 2^32::
+
+        x = r1 ^ (j * 0x9E3779B9); x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15
+        x ^= r2; x *= 0x846ca68b; x ^= x >> 16;  keep = x >= floor(p * 2^32)
 
     Parameters
     ----------
