@@ -11,10 +11,10 @@ import numpy as np
 from attnspan.arrays import as_written, fetch, framework, is_array, is_torch_compiling
 from attnspan.errors import refusal
 from attnspan.implementations import eager
-from attnspan.planner import Plan, choose, plan_of
+from attnspan.planner import Plan, choose, looker, plan_of
 from attnspan.request import Request, request_of
 from attnspan.shapes import outer
-from attnspan.statistics import Statistics, statistics_of
+from attnspan.statistics import Statistics
 from attnspan.values import Value
 
 __all__ = ["Inspection", "attention", "inspect", "plan"]
@@ -212,13 +212,13 @@ def inspect(
     )  # fmt: skip
     ndim = request.sizes.ndim
     with as_written(q):
-        out = choose(request, implementation).attend(request)
-        weights, lse = eager.look_at(_apart(request))
-        stats = statistics_of(weights).map_arrays(lambda x: outer(x, ndim, 1))
+        chosen = choose(request, implementation)
+        out = chosen.attend(request)
+        lse, stats = looker(request, chosen)(_apart(request))
     return Inspection(
         out=outer(out, ndim, 2),
         lse=outer(lse, ndim, 1),
-        stats=stats,
+        stats=stats.map_arrays(lambda x: outer(x, ndim, 1)),
         request=request,
         plan=plan_of(request, implementation),
     )
@@ -267,7 +267,7 @@ class Inspection(Value):
         request = self.request
         picked = _index(request, rows, request.sizes.L, "rows")
         with as_written(request.q):
-            weights, _ = eager.look_at(request, picked)
+            weights, _ = eager.weights_of(request, picked)
         if heads is not None:
             if request.sizes.ndim < 4:
                 raise refusal("heads", heads, "None: these queries have no axis of heads")

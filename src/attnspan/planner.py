@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from attnspan.implementations import IMPLEMENTATIONS, Implementation
 from attnspan.masks.base import Mask
 from attnspan.request import Request
 from attnspan.scores import Additive
+from attnspan.statistics import Statistics
 
-__all__ = ["Cost", "Plan", "choose", "plan_of"]
+__all__ = ["Cost", "Plan", "choose", "looker", "plan_of"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,14 @@ def choose(request: Request, name: str) -> Implementation:
     raise refusal("implementation", repr(name), f"'auto' or one of {known}")
 
 
+def looker(request: Request, chosen: Implementation) -> Callable[[Request], tuple[Any, Statistics]]:
+    """Give what finds log-sum-exp and statistics beside the output of the chosen implementation."""
+    for one in (chosen, *IMPLEMENTATIONS):
+        if one.look is not None and not one.reasons_against(request):
+            return one.look
+    raise AssertionError("eager looks at everything")
+
+
 def plan_of(request: Request, name: str) -> Plan:
     """Explain what a request would run."""
     chosen = choose(request, name)
@@ -156,14 +166,7 @@ def _cost(request: Request, chosen: Implementation) -> Cost:
     item = request.q.dtype.itemsize
     out = calls * sizes.L * sizes.E
     moved = sum(math.prod(x.shape) for x in (request.q, request.k, request.v)) + out
-    between = 0
-    if chosen.name == "eager":
-        between = calls * sizes.L * sizes.S * max(item, 4)
-        if isinstance(request.score, Additive):
-            between *= request.score.w_v.shape[-1]
-    elif request.mask is not None:
-        between = sizes.B * sizes.L * sizes.S
-    return Cost(pairs, None if pairs is None else 2 * pairs * width, moved * item, between)
+    return Cost(pairs, None if pairs is None else 2 * pairs * width, moved * item, chosen.intermediate(request))
 
 
 def _visible_pairs(request: Request) -> int | None:

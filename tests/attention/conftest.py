@@ -1,7 +1,4 @@
-"""These tests are many and small: starting threads and optimizing programs would take most of their time.
-
-What an optimizer might move is tested where it is asked for (`test_inspect.py`), and in the sweep.
-"""
+"""These tests are many and small: one thread is faster than waking several."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
+
+from attnspan.implementations import tiled
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -25,13 +24,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="package")
-def quick_compiler(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not importlib.util.find_spec("jax") or request.config.option.markexpr == "sweep":
-        yield
-        return
-    import jax
-
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def small_tiles() -> Iterator[None]:
+    """Cut even these small requests into several tiles, whose sizes divide none of their lengths."""
+    before, tiled.TILE = tiled.TILE, (3, 2)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    tiled.TILE = before

@@ -19,6 +19,7 @@ from attnspan.request import Request, mask_sizes
 from attnspan.scores.base import Form, in_dtype, per_head
 from attnspan.scores.function import CalledForm, Function
 from attnspan.shapes import Sizes, left_aligned
+from attnspan.statistics import Statistics
 
 __all__ = [
     "Implementation",
@@ -55,11 +56,17 @@ class Implementation:
         Gives the reasons why it cannot answer a request; none means that it can.
     attend : callable
         Gives the output of a request, in the inner form of shapes.
+    intermediate : callable
+        Gives the bytes of the largest array it writes out besides the output.
+    look : callable, optional
+        Gives (log-sum-exp, statistics) of a request; without it another implementation looks.
     """
 
     name: str
     reasons_against: Callable[[Request], list[str]]
     attend: Callable[[Request], Any]
+    intermediate: Callable[[Request], int]
+    look: Callable[[Request], tuple[Any, Statistics]] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ backward, forward mode and vmap all work.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,9 @@ from attnspan.implementations.base import (
 )
 from attnspan.request import Request
 from attnspan.softmax import softmax_parts
+from attnspan.statistics import Statistics, statistics_of
 
-__all__ = ["EAGER", "attend", "look_at"]
+__all__ = ["EAGER", "attend", "look_at", "weights_of"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,13 @@ def attend(request: Request) -> Any:
     return finished(request, weighted(request.xp, weights, rows.values), rows.lse, rows.poisoned)
 
 
-def look_at(request: Request, queries: Any = None) -> tuple[Any, Any]:
+def look_at(request: Request) -> tuple[Any, Statistics]:
+    """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first is differentiable."""
+    weights, lse = weights_of(request)
+    return lse, statistics_of(weights)
+
+
+def weights_of(request: Request, queries: Any = None) -> tuple[Any, Any]:
     """Give (weights before dropout ``(..., H, L, S)``, log-sum-exp ``(..., H, L)``).
 
     `queries` selects rows: an integer array or a slice.
@@ -85,4 +93,11 @@ def _dropped(request: Request, weights: Any) -> Any:
     return xp.where(keep, weights / (1 - p), 0.0)
 
 
-EAGER = Implementation("eager", lambda request: [], attend)
+def intermediate(request: Request) -> int:
+    """Give the bytes of all scores, or of the activations they are summed from."""
+    sizes = request.sizes
+    pairs = math.prod(sizes.lead) * sizes.L * sizes.S
+    return pairs * request.score.width(sizes) * max(int(request.q.dtype.itemsize), 4)
+
+
+EAGER = Implementation("eager", lambda request: [], attend, intermediate, look_at)

@@ -186,4 +186,10 @@ def _twice_differentiable() -> Any:
     return TwiceDifferentiable
 
 
-SDPA = Implementation("sdpa", reasons_against, attend)
+def intermediate(request: Request) -> int:
+    """Give the bytes of the mask written out."""
+    sizes = request.sizes
+    return 0 if request.mask is None or _is_top_left_causal(request) else sizes.B * sizes.L * sizes.S
+
+
+SDPA = Implementation("sdpa", reasons_against, attend, intermediate)

@@ -56,6 +56,9 @@ class Additive(Score):
                 raise refusal(f"Additive.{name}", W, f"width {D} on the last axis")
         check_heads("Additive.w_v", self.w_v, 1, sizes)
 
+    def width(self, sizes: Sizes) -> int:
+        return int(self.w_v.shape[-1])
+
     def pair(self, q: Any, k: Any) -> Any:
         w = in_dtype(self.w_v, q)
         w = w[:, None, None] if len(w.shape) == 2 else w

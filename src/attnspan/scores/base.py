@@ -46,15 +46,10 @@ F = TypeVar("F", bound="Form")
 class Form(Value):
     """Abstract base of the forms: arrays that hold all scores, and can be cut along queries and keys.
 
-    `AXES` says on which axis of each array its queries and its keys lie, or None. `width` is how many
-    numbers the writing out of one score needs.
+    `AXES` says on which axis of each array its queries and its keys lie, or None.
     """
 
     AXES: ClassVar[dict[str, tuple[int | None, int | None]]] = {}
-
-    @property
-    def width(self) -> int:
-        return 1
 
     @abstractmethod
     def scores(self) -> Any:
@@ -137,10 +132,6 @@ class AdditiveForm(Form):
     b: Any
     w: Any
 
-    @property
-    def width(self) -> int:
-        return int(self.w.shape[-1])
-
     def scores(self) -> Any:
         xp = xp_of(self.a)
         b = per_head(self.b, self.a.shape[-3])
@@ -180,6 +171,10 @@ class Score(Value):
         sizes : Sizes
             The sizes of the call.
         """
+
+    def width(self, sizes: Sizes) -> int:
+        """Give how many numbers the writing out of one score needs."""
+        return 1
 
     def check(self, sizes: Sizes) -> None:
         """Refuse widths this score was not made for."""

@@ -37,6 +37,9 @@ class Function(Score):
     def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> CalledForm:
         return CalledForm(q, per_head(k, sizes.H), self.bound, self.fn, sizes.lead, sizes.ndim)
 
+    def width(self, sizes: Sizes) -> int:
+        return sizes.Dk  # a function often forms differences
+
     def check(self, sizes: Sizes) -> None:
         """A function takes any widths, and says so itself where it does not."""
 
@@ -71,10 +74,6 @@ class CalledForm(Form):
     fn: Callable[..., Any]
     lead: tuple[int, ...]
     ndim: int
-
-    @property
-    def width(self) -> int:
-        return int(self.k.shape[-1])  # a function often forms differences
 
     def scores(self) -> Any:
         q, k, ndim = self.q, self.k, self.ndim

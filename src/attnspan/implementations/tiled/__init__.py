@@ -13,6 +13,7 @@ References
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -70,7 +71,7 @@ def reasons_against(request: Request) -> list[str]:
 def attend(request: Request) -> Any:
     """Compute the output ``(B, ..., H, L, E)``."""
     problem, poisoned = _problem(request)
-    out, lse = _loops(request).attend(problem, _tile(problem))
+    out, lse = _loops(request).attend(problem, _tile(request))
     return finished(request, out, lse, poisoned)
 
 
@@ -78,7 +79,7 @@ def look_at(request: Request) -> tuple[Any, Statistics]:
     """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first is differentiable."""
     xp, loops = request.xp, _loops(request)
     problem, poisoned = _problem(replace(request, v=request.v[..., :0], dropout=0.0))
-    tile = _tile(problem)
+    tile = _tile(request)
     _, lse = loops.attend(problem, tile)
 
     def start(rows: Rows) -> RunningStatistics:
@@ -146,11 +147,18 @@ def _bound(request: Request) -> tuple[Bound | None, Any]:
     return bound, finite_in(xp, bias, request.accumulation)
 
 
-def _tile(problem: Problem) -> tuple[int, int]:
+def intermediate(request: Request) -> int:
+    """Give the bytes of the scores of a tile of all heads, or of the activations they are summed from."""
+    sizes, (rows, columns) = request.sizes, _tile(request)
+    pairs = math.prod(sizes.lead) * min(rows, sizes.L) * min(columns, sizes.S)
+    return pairs * request.score.width(sizes) * max(int(request.q.dtype.itemsize), 4)
+
+
+def _tile(request: Request) -> tuple[int, int]:
     rows, columns = TILE
     if is_torch_compiling():
-        return problem.sizes.L, max(columns, -(-problem.sizes.S // _UNROLLED))
-    return max(min(rows, _LEAST_ROWS), rows // problem.scoring.form.width), columns
+        return request.sizes.L, max(columns, -(-request.sizes.S // _UNROLLED))
+    return max(min(rows, _LEAST_ROWS), rows // max(1, request.score.width(request.sizes))), columns
 
 
 def _loops(request: Request) -> ModuleType:
@@ -160,4 +168,4 @@ def _loops(request: Request) -> ModuleType:
 
 _LOOPS = {"numpy": "walk", "torch": "torch", "jax": "jax"}
 
-TILED = Implementation("tiled", reasons_against, attend)
+TILED = Implementation("tiled", reasons_against, attend, intermediate, look_at)
