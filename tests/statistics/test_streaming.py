@@ -145,6 +145,20 @@ def test_random_rows_and_partitions(drawn: tuple[np.ndarray, np.ndarray, list[in
     same_bits(mean(np.where(keep, s, poison), np.where(keep, x, poison), keep, widths), average)
 
 
+def test_the_fields_are_what_they_say() -> None:
+    scores = hard_rows("float64")
+    with as_written(scores):
+        seen = RunningStatistics.start(scores.shape[:1], scores)
+        for t in tiles_of(scores.shape[1], [2, 3]):
+            seen = seen.update(scores[:, t])
+    lowest = np.finfo(float).min
+    for row, a in enumerate(scores):
+        a = a[a != -INF]
+        top = a.max(initial=lowest)
+        assert (seen.top[row], seen.n[row]) == (top, (a == top).sum())
+        assert seen.second[row] == a[a != top].max(initial=lowest)
+
+
 def test_many_tiles() -> None:
     """Thousands of updates: rounding adds up as in any sum of that many terms, and no faster."""
     rng = np.random.default_rng(0)
