@@ -15,8 +15,9 @@ SOURCE = Path(attnspan.__file__).parent
 # From the bottom up; a file may import from its own layer and from those below it.
 LAYERS = (
     {"errors", "arrays", "shapes", "values"},
+    {"statistics"},  # needs arrays alone, so that every implementation may stream it
     {"masks", "scores", "biases"},
-    {"softmax", "dropout", "torch_ops", "request", "implementations", "statistics"},
+    {"softmax", "dropout", "torch_ops", "request", "implementations"},
     {"planner"},
     {"attention"},
     {"plots"},
@@ -130,6 +131,7 @@ def test_imports_point_down(module: str) -> None:
         ("attnspan.planner", "import_module('attnspan.torch')", "torch stands above planner"),
         ("attnspan.planner", "import_module(f'attnspan.jax.{name}')", "jax stands above planner"),
         ("attnspan.oracle", "from attnspan.errors import refusal", "the oracle imports nothing of ours"),
+        ("attnspan.statistics.streaming", "import attnspan.softmax", "softmax stands above statistics"),
         ("attnspan.implementations.eager", "import attnspan.oracle", "nothing imports the oracle"),
         (
             "attnspan.implementations.tiled",
@@ -158,6 +160,7 @@ def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, module: str, code: 
         ("attnspan.planner", "import numpy, torch"),
         ("attnspan.cli.doctor", "import attnspan.torch"),
         ("attnspan.implementations.tiled", "from attnspan.implementations.base import Implementation"),
+        ("attnspan.implementations.tiled", "from attnspan.statistics import RunningStatistics"),
     ],
 )
 def test_the_check_can_pass(module: str, code: str) -> None:

@@ -100,9 +100,10 @@ def tiles_of(n: int, widths: Any) -> list[slice]:
 # A difference of scores d is rounded by eps/2·|d|, and e^d moves by that share of itself. Rescaling from
 # one maximum to the next adds such differences up, but they telescope to the distance between the largest
 # and the smallest score of the row; beyond 104 in float32 and 745 in float64 e^-d is 0, and no distance
-# matters. A sum of n terms adds up to n/2 roundings, and a few exponentials, quotients and the root one or
-# two each. What lies below the smallest normal number may be flushed to 0, one key at a time, and the
-# entropy multiplies it by the distance.
+# matters. A sum of n terms adds half a rounding a term in the worst case, half of which is plenty; a few
+# exponentials, quotients and the root one or two each. What lies below the smallest normal number may be
+# flushed to 0, one key at a time, and the entropy multiplies it by the distance.
+# (Of 7000 random rows, none needed more than nine tenths of 2 + distance/2 + n/8.)
 #
 # The log-sum-exp is held relative to the largest score, for that and the logarithm may cancel.
 def hold(given: Any, wanted: np.ndarray, scores: np.ndarray, dtype: str, name: str = "") -> None:
@@ -113,7 +114,7 @@ def hold(given: Any, wanted: np.ndarray, scores: np.ndarray, dtype: str, name: s
     lowest = np.where(s == -INF, top[:, None], s).min(-1)
     distance = np.minimum(top - lowest, {"float32": 104, "float64": 745}[dtype])
     size = np.abs(top) + np.log(s.shape[-1]) if name == "lse" else np.abs(wanted)
-    rounding = limits.eps * (8 + distance + s.shape[-1] / 2)
+    rounding = limits.eps * (4 + distance / 2 + s.shape[-1] / 4)
     vanishing = limits.tiny * s.shape[-1] * (1 + distance)
     assert given.shape == wanted.shape
     off = given != wanted  # an infinity must be the same

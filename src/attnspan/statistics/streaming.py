@@ -15,8 +15,9 @@ where log Z is log1p(n - 1 + e^g·R1) and all terms of the entropy have one sign
 Jacobian norm comes from n, 1/Z and the others' sums, as in `dense`.
 
 Both classes are pytrees of arrays whose shapes and dtypes stay, so they can be carried through a loop of
-`jax.lax`. What they compute is not differentiable. Callers hold `arrays.as_written` around them, for the
-difference of the largest and the most negative finite score overflows (and is meant to).
+`jax.lax`. What they compute is not differentiable. Callers hold `arrays.as_written` around them: what
+excluded scores hold is computed with before it is set aside, and the difference of the largest and the
+most negative finite score overflows (and is meant to).
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class RunningStatistics(Value):
         xp = _namespace(self.top)
         s, keep = _prepared(s, keep, self.top.dtype)
         top, (_, _, total) = self.top[..., None], self._parts()
-        weights = _exp(xp, s, keep, top) / xp.where(top < float("inf"), total[..., None], float("nan"))
-        return xp.sum(xp.where(keep, weights, 0.0), axis=-2)
+        total = xp.where(top < float("inf"), total[..., None], float("nan"))
+        return xp.sum(xp.where(keep, xp.exp(s - top) / total, 0.0), axis=-2)
 
     def _parts(self) -> tuple[Any, Any, Any]:
         """Give second - top, e to that, and the sum of all e^(s - top) (1 where no key was seen)."""
@@ -166,7 +167,7 @@ class RunningMean(Value):
         xp = _namespace(self.top)
         s, keep = _prepared(s, keep, self.top.dtype)
         top = xp.maximum(self.top, xp.max(_filled(xp, s, keep), axis=-1))
-        e = _exp(xp, s, keep, top[..., None])
+        e = xp.where(keep, xp.exp(s - top[..., None]), 0.0)
         scale = xp.exp(xp.clip(self.top - top, FAR, 0.0))
         x = xp.where(keep, xp.astype(stop_gradient(x), e.dtype, copy=False), 0.0)
         return RunningMean(
@@ -178,8 +179,7 @@ class RunningMean(Value):
     def finish(self) -> Any:
         """Give the mean, ``(..., L)``: 0 where no key was seen, NaN where a NaN or infinity was."""
         xp = _namespace(self.top)
-        mean = self.weighted / xp.where(self.total > 0, self.total, 1.0)
-        return xp.where(self.top < float("inf"), mean, float("nan"))
+        return self.weighted / xp.where(self.total == 0, 1.0, self.total)
 
 
 def _of_tile(s: Any, keep: Any) -> RunningStatistics:
@@ -225,11 +225,6 @@ def _prepared(s: Any, keep: Any, dtype: Any) -> tuple[Any, Any]:
 def _filled(xp: Any, s: Any, keep: Any) -> Any:
     """Put the most negative finite number where a score does not count."""
     return xp.where(keep, s, xp.finfo(s.dtype).min)
-
-
-def _exp(xp: Any, s: Any, keep: Any, top: Any) -> Any:
-    """Exponentiate the scores that count, relative to `top`; 0 elsewhere."""
-    return xp.where(keep, xp.exp(xp.where(keep, s, top) - top), 0.0)
 
 
 def _lowest(shape: tuple[int, ...], like: Any) -> Any:
