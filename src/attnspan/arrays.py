@@ -101,11 +101,20 @@ def is_transformed(x: Any) -> bool:
 
 
 def has_tangent(x: Any) -> bool:
-    """Tell whether a torch tensor carries a forward tangent, or may inside torch.func's transforms."""
-    torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:
-        return False
-    return _is_wrapped(x) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+    """Tell whether an array is seen to carry a forward tangent (in torch.func's transforms: may carry one)."""
+    kind = framework(x)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:
+            return False
+        return _is_wrapped(x) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+    if kind == "jax":
+        jax = sys.modules["jax"]
+        while isinstance(x, jax.core.Tracer):  # a tracer of grad or vmap may hold one of jvp
+            if isinstance(x, jax.interpreters.ad.JVPTracer):
+                return True
+            x = getattr(x, "primal", getattr(x, "val", None))
+    return False
 
 
 def _is_wrapped(x: Any) -> bool:

@@ -125,7 +125,7 @@ def softmax_parts(s: Any, keep: Any) -> tuple[Any, Any]:
     empty = ~xp.any(keep, axis=-1, keepdims=True)
     total = xp.where(empty, 1.0, total)
     lse = xp.where(empty, -float("inf"), xp.log(total) + top)
-    return e / total, lse[..., 0]
+    return xp.where(keep, e / total, 0.0), lse[..., 0]  # a total of NaN is no news of excluded keys
 
 
 def _accumulated(scores: Any, valid_lens: Any, mask: Any) -> tuple[Any, Any]:

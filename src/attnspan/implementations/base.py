@@ -131,9 +131,18 @@ def scored(form: Form, softcap: Any, bias: Any) -> Any:
         limits = xp.finfo(s.dtype)
         s = xp.clip(s, limits.min, limits.max)  # finite inputs have finite scores
     if softcap is not None:
-        cap = in_dtype(softcap, s)
-        s = cap * xp.tanh(s / cap)
+        s = _capped(xp, s, softcap)
     return s if bias is None else s + bias
+
+
+def _capped(xp: Any, s: Any, softcap: Any) -> Any:
+    """softcap · tanh(s / softcap); where s is small beside the cap, that is s to the last bit."""
+    limits = xp.finfo(s.dtype)
+    if isinstance(softcap, float):
+        cap: Any = min(max(softcap, float(limits.tiny)), float(limits.max))
+    else:  # clipped, an infinite cap has a finite derivative
+        cap = xp.clip(in_dtype(softcap, s), limits.tiny, limits.max)
+    return xp.where(xp.abs(s) < cap * float(limits.eps) ** 0.5, s, cap * xp.tanh(s / cap))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnspan.arrays import is_array
+from attnspan.arrays import framework, is_array, is_floating
 from attnspan.errors import describe, refusal
 from attnspan.scores.base import Form, Score, per_head, xp_of
 from attnspan.shapes import Sizes, inner, outer
@@ -75,14 +75,23 @@ class CalledForm(Form):
     lead: tuple[int, ...]
     ndim: int
 
+    def called(self) -> Any:
+        """Give what the function returns, unchecked."""
+        return self.fn(outer(self.q, self.ndim, 2), outer(self.k, self.ndim, 2), **self.bound)
+
     def scores(self) -> Any:
-        q, k, ndim = self.q, self.k, self.ndim
-        s = self.fn(outer(q, ndim, 2), outer(k, ndim, 2), **self.bound)
+        q, k, ndim, s = self.q, self.k, self.ndim, self.called()
         wanted = (*self.lead[: max(ndim - 2, 0)], q.shape[-2], k.shape[-2])
         shape = tuple(getattr(s, "shape", ()))
         fits = len(shape) == len(wanted) and shape[-2:] == wanted[-2:]
-        if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
-            raise refusal("score", f"a function that returned {describe(s)}", f"scores {wanted}")
+        ours = framework(s) == framework(q) and is_floating(s)
+        if not ours or not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
+            raise refusal(
+                "score",
+                f"a function that returned {describe(s)}",
+                f"{describe(q).split('[')[0]} scores {wanted}",
+                f"it was given queries {tuple(q.shape)} and keys {tuple(k.shape)}; it is called with parts of them",
+            )
         xp = xp_of(q)
         return xp.astype(inner(xp.broadcast_to(s, wanted), ndim), q.dtype, copy=False)
 

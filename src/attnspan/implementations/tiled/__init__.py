@@ -12,7 +12,6 @@ References
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import replace
 from types import ModuleType
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import constant, device_of, framework, has_tangent, is_torch_compiling, look, stop_gradient
+from attnspan.arrays import constant, device_of, has_tangent, is_torch_compiling, look, stop_gradient
 from attnspan.biases import ALiBi
 from attnspan.implementations.base import (
     Implementation,
@@ -58,9 +57,9 @@ def reasons_against(request: Request) -> list[str]:
     sizes = request.sizes
     if not sizes.S or not sizes.L:
         reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
-    if any(framework(x) == "torch" and has_tangent(x) for _, x in request.arrays()):
-        reasons.append("it has no forward-mode derivative")
-    if not reasons and isinstance(request.score, Function) and _loops(request).closes_over_traced(request):
+    if any(has_tangent(x) for _, x in request.arrays()):
+        reasons.append("it has no derivative under forward mode")
+    if not reasons and isinstance(request.score, Function) and _loops(request.kind).closes_over_traced(request):
         reasons.append(
             f"the score {request.score!r} closes over an array that is traced or has a gradient, which would "
             "be lost: bind it by name, functools.partial(fn, W=W)"
@@ -71,13 +70,13 @@ def reasons_against(request: Request) -> list[str]:
 def attend(request: Request) -> Any:
     """Compute the output ``(B, ..., H, L, E)``."""
     problem, poisoned = _problem(request)
-    out, lse = _loops(request).attend(problem, _tile(request))
+    out, lse = _loops(request.kind).attend(problem, _tile(request))
     return finished(request, out, lse, poisoned)
 
 
 def look_at(request: Request) -> tuple[Any, Statistics]:
     """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first is differentiable."""
-    xp, loops = request.xp, _loops(request)
+    xp, loops = request.xp, _loops(request.kind)
     problem, poisoned = _problem(replace(request, v=request.v[..., :0], dropout=0.0))
     tile = _tile(request)
     _, lse = loops.attend(problem, tile)
@@ -161,11 +160,15 @@ def _tile(request: Request) -> tuple[int, int]:
     return max(min(rows, _LEAST_ROWS), rows // max(1, request.score.width(request.sizes))), columns
 
 
-def _loops(request: Request) -> ModuleType:
-    """Give the loops of the call's library."""
-    return importlib.import_module(f"{__name__}.{_LOOPS[request.kind]}")
+def _loops(kind: str) -> ModuleType:
+    """Give the loops of a library."""
+    if kind == "torch":
+        from attnspan.implementations.tiled import torch as loops
+    elif kind == "jax":
+        from attnspan.implementations.tiled import jax as loops
+    else:
+        from attnspan.implementations.tiled import walk as loops
+    return loops
 
-
-_LOOPS = {"numpy": "walk", "torch": "torch", "jax": "jax"}
 
 TILED = Implementation("tiled", reasons_against, attend, intermediate, look_at)

@@ -108,7 +108,7 @@ def over_tiles(problem: Problem, tile: tuple[int, int], start: Any, step: Any, f
 def closes_over_traced(request: Request) -> bool:
     """Tell whether a score function uses arrays it was not given, whose gradients would be lost."""
     form = one_pair(request, lambda shape: jnp.zeros(shape, request.accumulation))
-    constants = jax.make_jaxpr(lambda form: form.scores())(form).consts
+    constants = jax.make_jaxpr(lambda form: form.called())(form).consts
     return any(isinstance(x, jax.core.Tracer) for x in constants)
 
 

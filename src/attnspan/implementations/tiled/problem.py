@@ -23,7 +23,7 @@ from attnspan.masks.bound import Bound
 from attnspan.masks.coverage import rows_of, shown
 from attnspan.request import Request
 from attnspan.scores.base import Form, grouped_product
-from attnspan.scores.function import CalledForm
+from attnspan.scores.function import CalledForm, Function
 from attnspan.shapes import Sizes
 from attnspan.values import Value
 
@@ -218,12 +218,12 @@ class Sums(Value):
     out: Any
 
 
-def one_pair(request: Request, zeros: Callable[[tuple[int, ...]], Any]) -> Form:
+def one_pair(request: Request, zeros: Callable[[tuple[int, ...]], Any]) -> CalledForm:
     """Give the form of a score function for one query and one key of a call: all arrays are ``zeros(shape)``."""
-    sizes = request.sizes
+    sizes, score = request.sizes, request.score
+    assert isinstance(score, Function)
     q, k = zeros((*sizes.lead, 1, sizes.Dq)), zeros((*sizes.lead[:-1], sizes.G, 1, sizes.Dk))
-    bound = request.score.map_arrays(lambda x: zeros(tuple(x.shape)))
-    return bound.lower(q, k, None, sizes)
+    return score.map_arrays(lambda x: zeros(tuple(x.shape))).lower(q, k, None, sizes)
 
 
 def started(rows: Rows) -> Sums:

@@ -64,5 +64,5 @@ def closes_over_traced(request: Request) -> bool:
     """Tell whether a score function uses tensors it was not given, whose gradients would be lost."""
     like = {"dtype": request.accumulation, "device": request.q.device}
     form = one_pair(request, lambda shape: torch.zeros(shape, **like))
-    s = form.scores()
-    return bool(s.requires_grad or is_transformed(s))
+    s = form.called()
+    return isinstance(s, torch.Tensor) and bool(s.requires_grad or is_transformed(s))
