@@ -14,9 +14,9 @@ SOURCE = Path(attnspan.__file__).parent
 
 # From the bottom up; a file may import from its own layer and from those below it.
 LAYERS = (
-    {"errors", "arrays", "shapes", "values"},
+    {"errors", "arrays", "shapes", "values", "_native"},  # _native is compiled, and imports nothing
     {"masks", "scores", "biases"},
-    {"softmax", "dropout", "torch_ops", "request", "implementations", "statistics"},
+    {"native", "softmax", "dropout", "torch_ops", "request", "implementations", "statistics"},
     {"planner"},
     {"attention"},
     {"plots"},
