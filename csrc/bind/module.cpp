@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/dispatch.h"
 #include "../core/executor.h"
 #include "../core/isa.h"
 #include "../core/softmax.h"
@@ -86,6 +87,7 @@ NB_MODULE(_native, m) {
         nb::arg("executor"));
   m.def("isa", &attnspan::isa);
   m.def("isas", &attnspan::isas);
+  m.def("kernel_isa", [] { return std::string(attnspan::name_of(attnspan::kernels().isa)); });
   m.def("openmp_loaded", &attnspan::OpenMp::loaded);
   m.def("softmax_handler", [] { return nb::capsule(attnspan::softmax_handler()); });
 }

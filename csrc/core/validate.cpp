@@ -64,6 +64,9 @@ std::string check_writable(const char* name, const Array& a) {
   const auto step = [&a](int i) { return a.shape[i] > 1 ? std::abs(a.stride[i]) : 0; };
   std::sort(order, order + 4, [&](int i, int j) { return step(i) < step(j); });
   int64_t reach = 0;
+  for (const int64_t size : a.shape) {
+    if (size == 0) return "";
+  }
   for (const int i : order) {
     if (a.shape[i] <= 1) continue;
     if (step(i) <= reach) {

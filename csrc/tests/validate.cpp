@@ -130,6 +130,7 @@ TEST(nothing_to_do_reads_nothing) {
     for (Array* a : {&call.arrays.scores, &call.arrays.weights}) {
       a->shape[axis] = 0;
       a->data = nullptr;
+      for (int64_t& stride : a->stride) stride = 0;  // as NumPy has them
     }
     if (axis < 3) {
       call.arrays.lse.shape[axis] = 0;

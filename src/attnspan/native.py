@@ -46,7 +46,8 @@ def load() -> Any:
         module = importlib.import_module("attnspan._native")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            "the native core was not compiled when attnspan was installed: see `attnspan doctor`"
+            "the native core is not installed: it did not compile when attnspan was installed; "
+            "`attnspan doctor` says how to see why"
         ) from error
     except ImportError as error:
         raise MissingDependencyError(f"the native core does not load: {error}") from error
@@ -156,7 +157,7 @@ def _host_softmax(kind: str, scores: Any, arrays: list[Any], threads: int, execu
 def _walkable(x: np.ndarray) -> np.ndarray:
     """Copy an array whose strides or address are no multiples of its elements', as in a packed record."""
     fits = x.flags.aligned and all(step % x.itemsize == 0 for step in x.strides)
-    return x if fits else np.ascontiguousarray(x)
+    return x if fits else x.copy()
 
 
 def _numpy_array(x: np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
