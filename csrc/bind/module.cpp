@@ -47,13 +47,13 @@ Dtype dtype_of(const std::string& name) {
   throw std::invalid_argument("dtype: given " + name + ", needed float16, bfloat16, float32 or float64");
 }
 
-std::unique_ptr<Executor> executor_of(const std::string& name, int threads) {
+std::unique_ptr<Executor> executor_of(const std::string& name, int64_t threads) {
   if (name == "openmp" || (name == "auto" && OpenMp::loaded())) return std::make_unique<OpenMp>(threads);
   return std::make_unique<Pool>(threads);
 }
 
 void run_softmax(const std::string& dtype, const Given& scores, const Given& start, const Given& stop,
-                 const std::optional<Given>& bits, const Given& weights, const Given& lse, int threads,
+                 const std::optional<Given>& bits, const Given& weights, const Given& lse, int64_t threads,
                  const std::string& executor) {
   if (!isa_in_use().error.empty()) throw std::invalid_argument(isa_in_use().error);
   const Array words = bits ? array_of(*bits) : Array{};

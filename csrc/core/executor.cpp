@@ -124,7 +124,7 @@ void Job::finish() {
 void Serial::run(void* context, int64_t items, Item fn) { Job(context, items, fn).finish(); }
 
 void Pool::run(void* context, int64_t items, Item fn) {
-  const int64_t helpers = std::min<int64_t>(threads_, items) - 1;
+  const int64_t helpers = std::min({threads_, items, kMostThreads}) - 1;
   if (helpers <= 0 || forked()) return Serial().run(context, items, fn);
   const auto job = std::make_shared<Job>(context, items, fn);
   try {
@@ -137,7 +137,7 @@ void Pool::run(void* context, int64_t items, Item fn) {
 bool OpenMp::loaded() { return gomp_parallel() != nullptr; }
 
 void OpenMp::run(void* context, int64_t items, Item fn) {
-  const int64_t threads = std::min<int64_t>(threads_, items);
+  const int64_t threads = std::min({threads_, items, kMostThreads});
   const GompParallel parallel = gomp_parallel();
   if (threads <= 1 || forked() || parallel == nullptr) return Serial().run(context, items, fn);
   Job job(context, items, fn);  // OpenMP waits for its threads itself

@@ -47,26 +47,29 @@ class Serial final : public Executor {
   void run(void* context, int64_t items, Item fn) override;
 };
 
+// More are never used, whatever is asked for.
+constexpr int64_t kMostThreads = 256;
+
 // A pool of our own, shared by the process: the caller and up to threads - 1 helpers.
 class Pool final : public Executor {
  public:
-  explicit Pool(int threads) : threads_(threads) {}
+  explicit Pool(int64_t threads) : threads_(threads) {}
   void run(void* context, int64_t items, Item fn) override;
 
  private:
-  const int threads_;
+  const int64_t threads_;
 };
 
 // The OpenMP runtime that PyTorch has loaded (GNU's, found at run time and never linked). A pool of
 // our own beside it would share its cores with OpenMP's threads, which spin after every operation.
 class OpenMp final : public Executor {
  public:
-  explicit OpenMp(int threads) : threads_(threads) {}
+  explicit OpenMp(int64_t threads) : threads_(threads) {}
   static bool loaded();
   void run(void* context, int64_t items, Item fn) override;
 
  private:
-  const int threads_;
+  const int64_t threads_;
 };
 
 // True in a process that was forked after this library was loaded: it has none of the threads that

@@ -259,10 +259,14 @@ def test_callers_at_once() -> None:
             assert all(raw(job.result()[0]).tobytes() == alone.tobytes() for job in jobs)
 
 
-def test_a_forked_process_computes_alone() -> None:
+@pytest.mark.parametrize("before", ["numpy", "torch"])
+def test_a_forked_process_computes_alone(before: str) -> None:
+    """With torch loaded the threads are OpenMP's, which a child cannot use either."""
+    pytest.importorskip(before)
     said = fresh.output(
+        f"import {before}"
         """
-import os, signal, sys
+import os, signal
 import numpy as np
 import attnspan.native as native
 from attnspan.masks import Everything
@@ -316,22 +320,35 @@ def test_vmap_is_a_loop(mapped: str) -> None:
         mask = ValidLens(lens) & (Strided(2, align=0) | FirstKeys(1))
         return native.masked_softmax(scores, mask.bound(5, 7, like=scores))
 
-    one_mask, one_array = jax.vmap(compute, (0, None)), jax.vmap(compute, (None, 0))
-    in_two = jax.vmap(jax.vmap(compute))
-    across = jax.vmap(jax.vmap(compute, (None, 0)), (0, None))
-    cases: dict[str, tuple[Any, Any]] = {
-        "scores": (one_mask(scores[0], lens[0, 0]), lambda i, j: (scores[0, j], lens[0, 0])),
-        "mask": (one_array(scores[0, 0], lens[0]), lambda i, j: (scores[0, 0], lens[0, j])),
-        "both": (jax.vmap(compute)(scores[0], lens[0]), lambda i, j: (scores[0, j], lens[0, j])),
-        "twice": (in_two(scores, lens), lambda i, j: (scores[i, j], lens[i, j])),
-        "crossed": (across(scores[:, 0], lens[0]), lambda i, j: (scores[i, 0], lens[0, j])),
-    }
-    got, arguments = cases[mapped]
     deep = mapped in ("twice", "crossed")
+    cases: dict[str, tuple[Any, Any, Any, Any]] = {  # the function, its arguments, those of one element
+        "scores": (
+            jax.vmap(compute, (0, None)),
+            scores[0],
+            lens[0, 0],
+            lambda i, j: (scores[0, j], lens[0, 0]),
+        ),
+        "mask": (
+            jax.vmap(compute, (None, 0)),
+            scores[0, 0],
+            lens[0],
+            lambda i, j: (scores[0, 0], lens[0, j]),
+        ),
+        "both": (jax.vmap(compute), scores[0], lens[0], lambda i, j: (scores[0, j], lens[0, j])),
+        "twice": (jax.vmap(jax.vmap(compute)), scores, lens, lambda i, j: (scores[i, j], lens[i, j])),
+        "crossed": (
+            jax.vmap(jax.vmap(compute, (None, 0)), (0, None)),
+            scores[:, 0],
+            lens[0],
+            lambda i, j: (scores[i, 0], lens[0, j]),
+        ),
+    }
+    function, whole, all_lens, element = cases[mapped]
+    got = function(whole, all_lens)
     for i in range(4 if deep else 1):
         for j in range(3):
             at = (i, j) if deep else (j,)
-            same((got[0][at], got[1][at]), compute(*arguments(i, j)))
+            same((got[0][at], got[1][at]), compute(*element(i, j)))
 
 
 def test_many_handlers_at_once_do_not_wait_for_each_other() -> None:

@@ -262,6 +262,8 @@ def _native(front_ends: dict[str, dict[str, Any]]) -> dict[str, Any]:
             entry["serves"].append(name)
     except Exception as error:
         cause = str(error) if isinstance(error, AttnspanError) else _one_line(error)
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            cause = "it did not compile when attnspan was installed"
         rebuild = isinstance(error, ImportError)
         return entry | {"cause": cause, "fix": _rebuild() if rebuild else None}
     said = {name: getattr(module, name)() for name in ("isa", "isas", "kernel_isa")}
