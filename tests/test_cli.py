@@ -192,6 +192,84 @@ def test_ranges_compare_numbers(version: str, needed: str, inside: bool) -> None
     assert doctor._within(version, needed) is inside
 
 
+# --- the native core -----------------------------------------------------------------------------
+
+WITHOUT = """
+import sys
+sys.modules["attnspan._native"] = None  # as if it had not been compiled
+"""
+BROKEN = """
+import importlib.abc, sys
+class Broken(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "attnspan._native":
+            raise ImportError("_native.so: undefined symbol: frob")
+sys.meta_path.insert(0, Broken())
+"""
+
+
+def test_the_native_core_is_tried(healthy: dict[str, Any]) -> None:
+    found, text = healthy["native"], doctor._text(healthy)
+    if found["works"]:
+        assert found["serves"] == ["numpy", "torch", "jax"]
+        assert found["isa"] in found["isas"] and found["kernel_isa"] in found["isas"]
+        assert f"works for numpy, torch, jax; instruction set {found['isa']}" in text
+    else:
+        assert found["cause"] in text and found["fix"] in text
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        (WITHOUT, "it did not compile when attnspan was installed"),
+        (BROKEN, "the native core does not load: _native.so: undefined symbol: frob"),
+    ],
+)
+def test_without_the_native_core_the_cause_and_the_compiler_are_said(before: str, cause: str) -> None:
+    found = json.loads(fresh.output(before + DOCTOR))
+    assert not found["native"]["works"]
+    assert cause in found["native"]["cause"]
+    assert found["native"]["fix"].startswith("ATTNSPAN_NATIVE=require pip install -v")
+    assert all(entry["works"] for entry in found["front_ends"].values())
+    text = doctor._text(found)
+    assert f"not available: {cause}" in text
+    assert found["native"]["fix"] in text
+    assert f"C++ compiler found now: {found['native']['compiler'] or 'none'}" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ('{"url": "file:///src/my%20span", "dir_info": {"editable": true}}', "-e '/src/my span'"),
+        ('{"url": "file:///src/span", "dir_info": {}}', "/src/span"),
+        (None, "attnspan"),
+    ],
+)
+def test_the_way_to_compile_it_names_where_it_came_from(
+    monkeypatch: pytest.MonkeyPatch, url: str | None, origin: str
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return url
+
+    monkeypatch.setattr(doctor.importlib.metadata, "distribution", lambda name: Installed())
+    assert doctor._rebuild().endswith(f" --force-reinstall {origin}")
+
+
+def test_the_compiler_is_the_one_that_cxx_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert doctor._compiler() is None
+
+
+def test_a_wrong_instruction_set_is_the_doctors_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("attnspan._native")
+    monkeypatch.setenv("ATTNSPAN_ISA", "sse9")
+    found = examine()
+    assert found["native"]["cause"].startswith("ATTNSPAN_ISA: given sse9, needed")
+    assert found["native"]["fix"] is None
+
+
 def test_a_wrong_answer_is_not_called_working(monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 

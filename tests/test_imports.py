@@ -14,10 +14,10 @@ SOURCE = Path(attnspan.__file__).parent
 
 # From the bottom up; a file may import from its own layer and from those below it.
 LAYERS = (
-    {"errors", "arrays", "shapes", "values"},
+    {"errors", "arrays", "shapes", "values", "_native"},  # _native is compiled, and imports nothing
     {"statistics"},  # needs arrays alone, so that every implementation may stream it
     {"masks", "scores", "biases"},
-    {"softmax", "dropout", "torch_ops", "request", "implementations"},
+    {"native", "softmax", "dropout", "torch_ops", "request", "implementations"},
     {"planner"},
     {"attention"},
     {"plots"},

@@ -14,9 +14,15 @@ import json
 import os
 import platform
 import re
+import shlex
+import shutil
 import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from typing import Any
+
+from attnspan.errors import AttnspanError
 
 __all__ = ["HELP", "configure", "run"]
 
@@ -58,8 +64,9 @@ def report() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``attnspan``, ``python``, ``machine``, ``packages``, ``front_ends``, ``implementations``
-        and ``install`` (commands that bring what is missing), made of plain JSON values.
+        ``attnspan``, ``python``, ``machine``, ``packages``, ``front_ends``, ``implementations``,
+        ``native`` (the compiled core) and ``install`` (commands that bring what is missing), made of
+        plain JSON values.
     """
     ranges = _stated_ranges()
     packages = {name: _package(name, extra, ranges.get(name)) for name, extra in PACKAGES.items()}
@@ -72,6 +79,7 @@ def report() -> dict[str, Any]:
         "packages": packages,
         "front_ends": front_ends,
         "implementations": _implementations(front_ends),
+        "native": _native(front_ends),
         "install": list(dict.fromkeys(fixes)),
     }
 
@@ -236,6 +244,64 @@ def _implementations(front_ends: dict[str, dict[str, Any]]) -> list[dict[str, An
     return found
 
 
+# --- the native core ----------------------------------------------------------------------------
+
+
+def _native(front_ends: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Tell whether the compiled core works, on what, and if not why, and how to see the compiler's words."""
+    from attnspan import native
+
+    entry: dict[str, Any] = {
+        "works": False, "serves": [], "isa": None, "isas": [], "kernel_isa": None, "openmp": None,
+        "cause": None, "compiler": _compiler(), "fix": None,
+    }  # fmt: skip
+    try:
+        module = native.load()
+        for name in (name for name, front_end in front_ends.items() if front_end["works"]):
+            _try_native(name)
+            entry["serves"].append(name)
+    except Exception as error:
+        cause = str(error) if isinstance(error, AttnspanError) else _one_line(error)
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            cause = "it did not compile when attnspan was installed"
+        rebuild = isinstance(error, ImportError)
+        return entry | {"cause": cause, "fix": _rebuild() if rebuild else None}
+    said = {name: getattr(module, name)() for name in ("isa", "isas", "kernel_isa")}
+    return entry | said | {"works": True, "openmp": module.openmp_loaded()}
+
+
+def _try_native(name: str) -> None:
+    """Compute one small softmax with a known answer: the second key is masked."""
+    from attnspan import native
+    from attnspan.masks import ValidLens
+
+    scores = _small(name)[1][None]
+    weights, _ = native.masked_softmax(scores, ValidLens(1).bound(2, 2, like=scores))
+    if weights.tolist() != [[[[1.0, 0.0], [1.0, 0.0]]]]:
+        raise ArithmeticError(f"one visible key gave the weights {weights.tolist()}")
+
+
+def _compiler() -> str | None:
+    """Find the C++ compiler that an install would find now."""
+    named = os.environ.get("CXX")
+    found = (shutil.which(name) for name in ([named] if named else ["c++", "g++", "clang++"]))
+    return next((path for path in found if path), None)
+
+
+def _rebuild() -> str:
+    """Write the command that installs attnspan again, from where it came, and fails with the cause."""
+    origin = ["attnspan"]
+    try:
+        source = json.loads(importlib.metadata.distribution("attnspan").read_text("direct_url.json") or "{}")
+    except importlib.metadata.PackageNotFoundError:
+        source = {}
+    if source.get("url", "").startswith("file:"):
+        path = urllib.request.url2pathname(urllib.parse.urlsplit(source["url"]).path)
+        origin = [*(["-e"] if source.get("dir_info", {}).get("editable") else []), path]
+    command = ["pip", "install", "-v", "--no-deps", "--no-cache-dir", "--force-reinstall", *origin]
+    return f"ATTNSPAN_NATIVE=require {shlex.join(command)}"
+
+
 # --- the rest ---------------------------------------------------------------------------------
 
 
@@ -288,6 +354,20 @@ def _text(found: dict[str, Any]) -> str:
         serves = ", ".join(entry["serves"])
         state = f"for {serves}" if entry["available"] else f"not available: {entry['cause']}"
         lines.append(f"  {entry['name']:17} {state}")
+    lines += ["", "native core", *_native_text(found["native"])]
     if found["install"]:
         lines += ["", "to get the rest", *(f"  {command}" for command in found["install"])]
     return "\n".join(lines)
+
+
+def _native_text(native: dict[str, Any]) -> list[str]:
+    if native["works"]:
+        isa = f"instruction set {native['isa']} (of {', '.join(native['isas'])})"
+        openmp = "; on PyTorch's OpenMP threads" if native["openmp"] else ""
+        serves = ", ".join(native["serves"])
+        return [f"  works for {serves}; {isa}, with kernels for {native['kernel_isa']}{openmp}"]
+    lines = [f"  not available: {native['cause']}"]
+    if native["fix"]:
+        lines.append(f"  C++ compiler found now: {native['compiler'] or 'none (CXX, c++, g++, clang++)'}")
+        lines.append(f"  to compile it, or see why it fails: {native['fix']}")
+    return lines
