@@ -57,12 +57,13 @@ def queries_seeing(bound: Bound, bad: Any, L: int, S: int) -> Any:
     spans = bound.spans
     before = cumulative_sum(xp.astype(bad, xp.int32))
     before = xp.concat([xp.zeros_like(before[..., :1]), before], axis=-1)  # bad keys before each position
-    index = spans.start.reshape((*spans.start.shape[:-2], -1)), spans.stop.reshape((*spans.stop.shape[:-2], -1))
-    ends = []
-    for x in index:
-        shape = (*before.shape[:-1], x.shape[-1])
-        ends.append(xp.take_along_axis(before, xp.astype(xp.broadcast_to(x, shape), xp.int64), axis=-1))
-    inside = ends[1] > ends[0]
+    wide = xp.int64 if framework(bad) == "torch" else xp.int32  # what each takes as an index
+
+    def bad_before(x: Any) -> Any:
+        x = xp.astype(x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1])), wide)
+        return xp.take_along_axis(before, xp.broadcast_to(x, (*before.shape[:-1], x.shape[-1])), axis=-1)
+
+    inside = bad_before(spans.stop) > bad_before(spans.start)
     return inside.reshape((*inside.shape[:-1], spans.start.shape[-2], spans.R)).any(-1)
 
 

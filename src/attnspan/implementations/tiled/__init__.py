@@ -30,14 +30,14 @@ from attnspan.implementations.base import (
     with_middle_axes,
 )
 from attnspan.implementations.tiled import walk
-from attnspan.implementations.tiled.problem import Part, Problem, Rows, Scoring
+from attnspan.implementations.tiled.problem import Problem, Scoring
 from attnspan.masks.bits import pack
 from attnspan.masks.bound import Bound, all_keys, both, frame_of
 from attnspan.masks.coverage import queries_seeing, queries_that_see, seen_keys
 from attnspan.request import Request, mask_sizes
 from attnspan.scores.base import per_head
 from attnspan.scores.function import Function
-from attnspan.statistics import RunningStatistics, Statistics
+from attnspan.statistics import Statistics
 
 __all__ = ["TILED"]
 
@@ -81,16 +81,7 @@ def look_at(request: Request) -> tuple[Any, Statistics]:
     tile = _tile(request)
     _, lse = loops.attend(problem, tile)
 
-    def start(rows: Rows) -> RunningStatistics:
-        return RunningStatistics.start((*problem.sizes.lead, rows.part.count), problem.v)
-
-    def step(rows: Rows, seen: RunningStatistics, columns: Part, keep: Any) -> RunningStatistics:
-        return seen.update(rows.scores(rows.tile(columns), columns), keep)
-
-    def finish(seen: RunningStatistics) -> tuple[Any, ...]:
-        return tuple(x for _, x in seen.finish()[1].arrays())
-
-    stats = Statistics(*loops.over_tiles(problem.map_arrays(stop_gradient), tile, start, step, finish))
+    stats = Statistics(*loops.statistics(problem.map_arrays(stop_gradient), tile))
     if poisoned is not None:
         lse = xp.where(poisoned, float("nan"), lse)
         stats = stats.map_arrays(lambda x: xp.where(poisoned, float("nan"), x))

@@ -20,6 +20,9 @@ from attnspan.implementations.tiled.problem import (
     Rows,
     absorbed,
     gradients,
+    look_started,
+    looked,
+    looked_at,
     one_pair,
     settled,
     started,
@@ -29,7 +32,7 @@ from attnspan.masks.coverage import tiles_covered
 from attnspan.masks.spans import Spans
 from attnspan.request import Request
 
-__all__ = ["attend", "closes_over_traced", "over_tiles"]
+__all__ = ["attend", "closes_over_traced", "statistics"]
 
 
 class Grid(NamedTuple):
@@ -45,7 +48,7 @@ def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     """Give (out, log-sum-exp), differentiable in reverse as often as one likes."""
     sizes = problem.sizes
     grid, problem = _padded(problem, tile)
-    out, lse = _tiled(grid, problem, problem.v, problem.scoring.leaves())
+    out, lse = _compiled(grid, problem, problem.v, problem.scoring.leaves())
     return out[..., : sizes.L, :], lse[..., : sizes.L]
 
 
@@ -88,21 +91,22 @@ def _backward(grid: Grid, kept: Any, arrived: Any) -> Any:
 
 
 _tiled.defvjp(_forward, _backward)
+_compiled = jax.jit(_tiled, static_argnums=0)  # outside jit too: a loop is compiled anew wherever it is written
 
 
-def over_tiles(problem: Problem, tile: tuple[int, int], start: Any, step: Any, finish: Any) -> Any:
-    """Run a sum over the keys for all queries; ``finish(sums)`` gives a tuple of arrays ``(..., H, L)``.
-
-    ``start(rows)`` gives the sums of some queries before, ``step(rows, sums, columns, keep)`` adds a tile.
-    """
+def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
+    """Give the fields of `Statistics`, each ``(..., H, L)``."""
     L = problem.sizes.L
-    grid, problem = _padded(problem, tile)
+    return tuple(x[..., :L] for x in _statistics(*_padded(problem, tile)))
 
-    def row(i: Any) -> Any:
+
+@functools.partial(jax.jit, static_argnums=0)
+def _statistics(grid: Grid, problem: Problem) -> tuple[Any, ...]:
+    def row(i: Any) -> tuple[Any, ...]:
         rows = _rows(problem, grid, i)
-        return finish(_over_columns(grid, rows, functools.partial(step, rows), start(rows)))
+        return looked(_over_columns(grid, rows, functools.partial(looked_at, rows), look_started(rows)))
 
-    return tuple(_side_by_side(x, -1)[..., :L] for x in _stacked(row, grid))
+    return tuple(_side_by_side(x, -1) for x in _stacked(row, grid))
 
 
 def closes_over_traced(request: Request) -> bool:

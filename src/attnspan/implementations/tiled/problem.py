@@ -25,6 +25,7 @@ from attnspan.request import Request
 from attnspan.scores.base import Form, grouped_product
 from attnspan.scores.function import CalledForm, Function
 from attnspan.shapes import Sizes
+from attnspan.statistics import RunningStatistics
 from attnspan.values import Value
 
 __all__ = [
@@ -36,6 +37,9 @@ __all__ = [
     "Sums",
     "absorbed",
     "gradients",
+    "look_started",
+    "looked",
+    "looked_at",
     "one_pair",
     "settled",
     "started",
@@ -261,6 +265,23 @@ def settled(sums: Sums) -> tuple[Any, Any]:
     total = xp.where(empty, 1.0, sums.total)
     lse = xp.where(empty, -float("inf"), sums.top + xp.log(total))
     return sums.out / total, lse[..., 0]
+
+
+def look_started(rows: Rows) -> RunningStatistics:
+    """Give the statistics before the first tile."""
+    problem = rows.problem
+    return RunningStatistics.start((*problem.sizes.lead, rows.part.count), problem.v)
+
+
+def looked_at(rows: Rows, running: RunningStatistics, columns: Part, keep: Any) -> RunningStatistics:
+    """Add one tile of keys to the statistics."""
+    return running.update(rows.scores(rows.tile(columns), columns), keep)
+
+
+def looked(running: RunningStatistics) -> tuple[Any, ...]:
+    """Give the fields of `Statistics` after the last tile."""
+    _, found = running.finish()
+    return tuple(x for _, x in found.arrays())
 
 
 @dataclass(frozen=True, eq=False, repr=False)

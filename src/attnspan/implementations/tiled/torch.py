@@ -10,15 +10,17 @@ import torch
 from attnspan.arrays import is_torch_compiling, is_transformed
 from attnspan.implementations.tiled import walk
 from attnspan.implementations.tiled.problem import Back, Problem, one_pair
-from attnspan.implementations.tiled.walk import over_tiles
+from attnspan.implementations.tiled.walk import statistics
 from attnspan.request import Request
 
-__all__ = ["attend", "closes_over_traced", "over_tiles"]
+__all__ = ["attend", "closes_over_traced", "statistics"]
 
 
 def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     """Give (out, log-sum-exp), differentiable as often as one likes."""
     leaves = problem.scoring.leaves()
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (problem.v, *leaves)):
+        return walk.attend(problem, tile)
     return _Tiled.apply(problem, tile, problem.v, *leaves)  # type: ignore[no-untyped-call]
 
 

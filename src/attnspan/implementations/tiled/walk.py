@@ -13,13 +13,16 @@ from attnspan.implementations.tiled.problem import (
     Rows,
     absorbed,
     gradients,
+    look_started,
+    looked,
+    looked_at,
     settled,
     started,
 )
 from attnspan.masks.coverage import tiles_covered
 from attnspan.request import Request
 
-__all__ = ["attend", "backward", "closes_over_traced", "over_tiles"]
+__all__ = ["attend", "backward", "closes_over_traced", "statistics"]
 
 
 def parts(n: int, step: int) -> list[Part]:
@@ -66,18 +69,15 @@ def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     return xp.concat([out for out, _ in done], axis=-2), xp.concat([lse for _, lse in done], axis=-1)
 
 
-def over_tiles(problem: Problem, tile: tuple[int, int], start: Any, step: Any, finish: Any) -> Any:
-    """Run a sum over the keys for all queries; ``finish(sums)`` gives a tuple of arrays ``(..., H, L)``.
-
-    ``start(rows)`` gives the sums of some queries before, ``step(rows, sums, columns, keep)`` adds a tile.
-    """
+def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
+    """Give the fields of `Statistics`, each ``(..., H, L)``."""
     xp = namespace(framework(problem.v) or "numpy")
     done = []
     for rows, tiles in tiles_of(problem, tile):
-        sums = start(rows)
+        running = look_started(rows)
         for columns, keep in tiles:
-            sums = step(rows, sums, columns, keep)
-        done.append(finish(sums))
+            running = looked_at(rows, running, columns, keep)
+        done.append(looked(running))
     return tuple(xp.concat(some, axis=-1) for some in zip(*done, strict=True))
 
 
