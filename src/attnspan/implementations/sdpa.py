@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from contextlib import nullcontext
 from typing import Any
 
-from attnspan.arrays import TITLES, cumulative_sum, framework, is_torch_compiling, is_transformed
+from attnspan.arrays import (
+    TITLES,
+    as_written,
+    cumulative_sum,
+    framework,
+    is_torch_compiling,
+    is_transformed,
+)
 from attnspan.implementations.base import (
     Implementation,
     either,
@@ -137,6 +143,11 @@ def _kernel(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float, group
     inputs = [x for x in (q, k, v, mask) if x is not None]
     if is_torch_compiling() or not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return call(q, k, v, mask)
+    chosen = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+    if chosen == int(
+        torch.nn.attention.SDPBackend.MATH
+    ):  # PyTorch differentiates its parts as often as one likes
+        return call(q, k, v, mask)
     return _twice_differentiable().apply(call, q, k, v, mask)
 
 
@@ -144,43 +155,71 @@ def _kernel(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float, group
 def _twice_differentiable() -> Any:
     """Make the autograd function: the kernel's own backward, and its math twin where a graph is asked.
 
-    The kernel's backward has no derivative of its own; the formula it computes has.
+    The kernel's backward has no derivative of its own; the formula it computes has. What a backward
+    needs, the kernel's own tensors too, is kept by save_for_backward alone, so that checkpointing
+    and offloading (``torch.autograd.graph.saved_tensors_hooks``) find all of it.
     """
     torch = sys.modules["torch"]
+    graph = torch.autograd.graph
+
+    class Source(torch.autograd.Function):  # type: ignore[name-defined]
+        """Where the kernel's own graph begins: unlike a leaf's, its node does not hold its tensor."""
+
+        @staticmethod
+        def forward(ctx: Any, marker: Any, x: Any) -> Any:
+            return x.detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return None, None
 
     class TwiceDifferentiable(torch.autograd.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, call: Any, *inputs: Any) -> Any:
-            ctx.call = call
-            ctx.save_for_backward(*inputs)
-            ctx.leaves = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in inputs]
-            with torch.enable_grad():
-                ctx.out = call(*ctx.leaves)
-            return ctx.out.detach()
+            kept, again = list(inputs), []  # `again` holds the same tensors while a backward runs
+
+            def keep(x: Any) -> int:
+                for n, y in enumerate(kept):
+                    if y is not None and x.is_set_to(y):  # an input has its place already
+                        return n
+                kept.append(x.detach())
+                return len(kept) - 1
+
+            with torch.enable_grad(), graph.saved_tensors_hooks(keep, again.__getitem__):
+                marker = torch.zeros((), requires_grad=True)
+                sources = [
+                    Source.apply(marker, x) if x is not None and x.requires_grad else x for x in inputs
+                ]
+                out = call(*sources)
+            wanted = [n for n, x in enumerate(inputs) if x is not None and x.requires_grad]
+            ctx.call, ctx.again, ctx.wanted = call, again, wanted
+            ctx.out, ctx.sources = (
+                graph.get_gradient_edge(out),
+                [graph.get_gradient_edge(sources[n]) for n in wanted],
+            )
+            ctx.save_for_backward(*kept)
+            kept.clear()  # the inner graph holds `keep`
+            return out.detach()
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            twice = torch.is_grad_enabled()  # create_graph=True
-            if twice or ctx.out is None:
+            saved = ctx.saved_tensors
+            if torch.is_grad_enabled():  # create_graph=True
                 # A view each: q, k and v may be one tensor, and each has a gradient of its own.
-                inputs = [x if x is None else x.view_as(x) for x in ctx.saved_tensors]
-                if not twice:
-                    inputs = [x if x is None else x.detach().requires_grad_(x.requires_grad) for x in inputs]
-                math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-                with torch.enable_grad(), math if twice else nullcontext():
-                    out = ctx.call(*inputs)
+                inputs = [x if x is None else x.view_as(x) for x in saved[:4]]
+                with as_written(gradient):
+                    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                        out = ctx.call(*inputs)
+                    leaves = [inputs[n] for n in ctx.wanted]
+                    found = torch.autograd.grad(out, leaves, gradient, create_graph=True)
             else:
-                inputs, out = ctx.leaves, ctx.out
-                ctx.leaves = ctx.out = None  # what the kernel kept is freed with this backward
-            wanted = [n for n, x in enumerate(inputs) if x is not None and x.requires_grad]
-            found = torch.autograd.grad(
-                out,
-                [inputs[n] for n in wanted],
-                gradient,
-                create_graph=twice,
-            )
-            grads: list[Any] = [None] * (1 + len(inputs))
-            for n, g in zip(wanted, found, strict=True):
+                ctx.again.extend(saved)
+                try:  # the graph holds places and no tensors: keeping it costs nothing
+                    found = torch.autograd.grad(ctx.out, ctx.sources, gradient, retain_graph=True)
+                finally:
+                    ctx.again.clear()
+            grads: list[Any] = [None] * 5
+            for n, g in zip(ctx.wanted, found, strict=True):
                 grads[1 + n] = g
             return tuple(grads)
 
