@@ -21,7 +21,7 @@ from attnspan.masks import (
     Strided,
     ValidLens,
 )
-from attnspan.scores import Additive, Bilinear, Cosine, Dot, Gaussian, LowRankBilinear
+from attnspan.scores import Additive, Bilinear, Cosine, Dot, Gaussian, LowRankBilinear, ScaledDot
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -222,3 +222,58 @@ def test_every_score_is_made_and_used_inside_one_compiled_graph() -> None:
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises(asp.ArgumentError, match=message):
         call()
+
+
+NOT_A_NUMBER = np.where(np.eye(3) > 0, np.nan, np.eye(3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        Bilinear(torch.tensor(NOT_A_NUMBER)),
+        LowRankBilinear(torch.tensor(NOT_A_NUMBER), torch.eye(3)),
+        LowRankBilinear(torch.eye(3), torch.tensor(NOT_A_NUMBER)),
+        ScaledDot(float("nan")),
+        ScaledDot(torch.tensor(float("nan"))),
+        ScaledDot(-float("inf")),
+        Cosine(float("nan")),
+        Cosine(torch.tensor(float("nan"))),
+    ],
+    ids=repr,
+)
+def test_a_parameter_that_is_not_finite_is_no_zero(score: Any) -> None:
+    x = torch.tensor(X.astype(np.float32))  # few keys: there PyTorch's kernel gives 0 for a row of NaN
+    for mask in (None, Causal(), ValidLens(torch.tensor([3, 0]))):
+        out, right = (
+            asp.attention(x, x, x, score=score, mask=mask, implementation=one) for one in ("auto", "eager")
+        )
+        torch.testing.assert_close(out, right, equal_nan=True)
+        assert out.isnan().any()
+        if mask is not None and hasattr(mask, "lens"):
+            assert (out[1] == 0).all()
+            assert out[0].isnan().all()
+
+
+def test_a_parameter_that_is_not_finite_is_no_zero_under_a_compiler() -> None:
+    def called(x: Any, M: Any) -> Any:
+        return asp.attention(x, x, x, score=Bilinear(M))
+
+    x = torch.tensor(X.astype(np.float32))
+    compiled = torch.compile(called, backend="eager", fullgraph=True)
+    assert compiled(x, torch.tensor(NOT_A_NUMBER)).isnan().all()
+
+
+def test_scores_that_overflow_are_those_of_the_formula() -> None:
+    large, small = torch.full((1, 2, 4), 1e20), torch.full((1, 2, 64), 1e19)
+    mixed = torch.tensor([[1e19, 1.0], [-1e19, 2.0], [3.0, 4.0]])[None]
+    for dtype in (torch.float32, torch.bfloat16):
+        for x, score in ((large, None), (small, ScaledDot(1e-38)), (mixed, None), (mixed, Dot())):
+            for mask in (None, Causal()):
+                q = x.to(dtype)
+                out = asp.attention(q, q, torch.ones_like(q), score=score, mask=mask)
+                assert (out == 1).all()
+                right = asp.attention(q, q, q, score=score, mask=mask, implementation="eager")
+                found = asp.attention(q, q, q, score=score, mask=mask, implementation="sdpa")
+                torch.testing.assert_close(found, right, rtol=1e-2, atol=1e-2)
+    x = large.clone().requires_grad_()
+    assert torch.autograd.grad(asp.attention(x, x, x, mask=Causal()).sum(), x)[0].isfinite().all()
