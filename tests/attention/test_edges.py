@@ -277,3 +277,18 @@ def test_scores_that_overflow_are_those_of_the_formula() -> None:
                 torch.testing.assert_close(found, right, rtol=1e-2, atol=1e-2)
     x = large.clone().requires_grad_()
     assert torch.autograd.grad(asp.attention(x, x, x, mask=Causal()).sum(), x)[0].isfinite().all()
+
+
+@every_library
+def test_a_distance_is_finite_whatever_its_unit(to: Any) -> None:
+    """Each query is nearest to itself, and keys far from all others stay apart from each other."""
+    v = np.arange(4.0).reshape(1, 4, 1)
+    near, far = [[0.0], [1.0], [2.0], [2.5]], [[1e20], [-1e20], [3e20], [3e38]]
+    tiny = to(np.float32(1e-25).reshape(()))
+    for points, sigma in ((near, 1e-20), (near, tiny), (near, 1e-200), (near, 1e-3), (far, 1.0), (far, 1e-9)):
+        x = to(np.array([points], np.float32))
+        out = asp.attention(x, x, to(v.astype(np.float32)), score=Gaussian(sigma))
+        np.testing.assert_allclose(np.asarray(out), v, rtol=1e-6)
+        assert np.isfinite(np.asarray(Gaussian(1e-200).pair(x[:, :1], x))).all()
+    wide = np.array([near])
+    np.testing.assert_allclose(asp.attention(wide, wide, v, score=Gaussian(1e-200)), v)
