@@ -170,6 +170,8 @@ def constant(x: Any, xp: Any, device: Any) -> Any:
     """
     if framework(x) == "numpy" and str(x.dtype) in ("int64", "uint64"):
         x = _saturated(x, np.int64 if device is not None or xp is np else np.int32)
+    if framework(x) == "numpy" and str(x.dtype) == "bfloat16":  # of ml_dtypes, which PyTorch does not know
+        x = x.astype(np.float32)
     if device is None:
         x = xp.asarray(x)
     elif framework(x) == "torch":

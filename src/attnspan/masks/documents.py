@@ -90,6 +90,8 @@ class Documents(Mask):
                 )
             self._set(name, value)
         self._set("each", checked_each(self.each, self.key_ids is not None))
+        if self.contiguous not in (None, True, False) or not isinstance(self.contiguous, (bool, type(None))):
+            raise refusal("contiguous", repr(self.contiguous), "True, False or None")
         if self.contiguous is None:
             keys = look(self._keys)
             if keys is not None:
