@@ -171,6 +171,21 @@ def _visible(mask: Any, scores: Any) -> Any:
     rank = len(scores.shape)
     full = (1,) * (4 - rank) + tuple(scores.shape) if rank != 3 else (scores.shape[0], 1, *scores.shape[1:])
     mask = as_mask(mask)
+    if rank == 2:  # (L, S): the first axis has a second name, B
+        for part in mask.values():
+            for name, x in part._items():
+                if (
+                    is_array(x)
+                    and not getattr(part, "has_length", False)
+                    and len(x.shape) == 1
+                    and x.shape[0] > 1
+                ):
+                    raise refusal(
+                        "mask",
+                        f"{type(part).__name__}.{name} {describe(x)} beside scores {describe(scores)}",
+                        "numbers: two axes of scores are (L, S), one sequence",
+                        "pass lengths of each row as valid_lens=, or give scores[:, None] three axes",
+                    )
     for part in mask.values():
         if isinstance(part, Dense) and len(part.array.shape) == 3 and rank >= 4:
             raise refusal("mask", part.array, f"four axes beside scores {describe(scores)}")
