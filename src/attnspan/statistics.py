@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, namespace, stop_gradient
+from attnspan.arrays import stop_gradient, xp_of
 from attnspan.values import Value
 
 __all__ = ["Statistics", "statistics_of"]
@@ -52,7 +52,7 @@ def statistics_of(weights: Any) -> Statistics:
     4.0
     """
     p = stop_gradient(weights)
-    xp = namespace(framework(p) or "numpy")
+    xp = xp_of(p)
     if p.shape[-1] == 0:
         zero = xp.sum(p, axis=-1)
         return Statistics(zero, zero, zero, zero)

@@ -14,6 +14,7 @@ import numpy as np
 
 from attnspan.arrays import (
     TITLES,
+    arange,
     as_written,
     cumulative_sum,
     framework,
@@ -83,7 +84,7 @@ def _attended(request: Request, causal: bool) -> Any:
     def rows_that_see(bad: Any) -> Any:
         if not causal or bad is None:
             return poisoned_rows(keep, bad, sizes.H)
-        reach = xp.clip(xp.arange(sizes.L, device=bad.device), None, S - 1)
+        reach = xp.clip(arange(sizes.L, bad), None, S - 1)
         bad = (cumulative_sum(xp.astype(bad, xp.int32)) > 0)[..., reach]  # any so far, at each query
         return per_head(bad[..., None], sizes.H)[..., 0]
 

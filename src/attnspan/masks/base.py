@@ -14,8 +14,8 @@ import numpy as np
 
 from attnspan.arrays import (
     constant,
-    framework,
     is_array,
+    xp_of,
 )
 from attnspan.arrays import namespace as namespace_of
 from attnspan.errors import AttnspanError, refusal
@@ -189,7 +189,7 @@ class Mask(Value):
         [[True, False], [True, True]]
         """
         seen = self.bound(L, S).dense(L, S)
-        xp = namespace_of(framework(seen) or "numpy")
+        xp = xp_of(seen)
         return xp.broadcast_to(seen, (*seen.shape[:2], L, S))
 
     def empty_rows(self, L: int, S: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, is_array, is_boolean, is_floating, is_integer, look, namespace
+from attnspan.arrays import is_array, is_boolean, is_floating, is_integer, look, xp_of
 from attnspan.errors import describe, refusal
 from attnspan.shapes import LIMIT, is_symbolic
 from attnspan.values import as_array
@@ -107,7 +107,7 @@ def four(x: Any) -> Any:
     if not is_array(x):
         return x
     if is_integer(x):  # no position is further away, and sums of three still fit int32
-        x = namespace(framework(x) or "numpy").clip(x, -FAR, FAR)
+        x = xp_of(x).clip(x, -FAR, FAR)
     return x if len(x.shape) > 2 else x.reshape(tuple(x.shape) + (1,) * (4 - len(x.shape)))
 
 
@@ -120,7 +120,7 @@ def offset(align: Any, L: Any, S: Any, owner: Any) -> Any:
     if isinstance(align, str):
         return 0 if align == "top_left" else S - L
     # Said by number, it is known to lie there; where values are not seen, it is clipped to it.
-    return namespace(str(framework(align))).clip(four(align), -LIMIT, LIMIT) if is_array(align) else align
+    return xp_of(align).clip(four(align), -LIMIT, LIMIT) if is_array(align) else align
 
 
 def _same_symbol(L: Any, S: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import constant, device_of, framework, is_array, is_floating, look, namespace
+from attnspan.arrays import constant, device_of, is_array, is_floating, look, xp_of
 from attnspan.errors import describe, refusal
 from attnspan.shapes import Sizes, foreign, left_aligned
 from attnspan.values import Value
@@ -149,11 +149,6 @@ class Score(Value):
                 f"equal widths for {type(self).__name__}",
                 "Bilinear and Additive take two widths",
             )
-
-
-def xp_of(x: Any) -> Any:
-    """Give the namespace of an array."""
-    return namespace(framework(x) or "numpy")
 
 
 def in_dtype(x: Any, like: Any) -> Any:
