@@ -244,3 +244,21 @@ def test_missing_is_what_the_blocker_makes_it(name: str) -> None:
     done = fresh.run(USE[name], missing={name})
     assert done.returncode != 0
     assert f"No module named '{name}'" in done.stderr
+
+
+def test_values_made_before_their_library_are_pytrees_once_it_is_used():
+    pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    found = fresh.output(
+        "import numpy as np, attnspan as asp\n"
+        "from attnspan.masks import ValidLens\n"
+        "mask = ValidLens([1, 2])\n"
+        "import jax\n"
+        "import attnspan.jax\n"
+        "print(len(jax.tree.leaves(mask)), type(jax.tree.leaves(mask)[0]).__name__)\n"
+        "import torch.utils._pytree as pytree\n"
+        "x = np.ones((2, 3, 1))\n"
+        "asp.plan(x, x, x)\n"
+        "print(type(pytree.tree_leaves(mask)[0]).__name__)\n"
+    )
+    assert found == "1 ndarray\nndarray\n"

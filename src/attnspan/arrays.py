@@ -19,6 +19,7 @@ from attnspan.errors import AttnspanError, MissingDependencyError, describe
 __all__ = [
     "TITLES",
     "accumulation_dtype",
+    "arange",
     "as_written",
     "constant",
     "counts",
@@ -42,6 +43,7 @@ __all__ = [
     "segment",
     "stop_gradient",
     "unpack_bits",
+    "xp_of",
 ]
 
 
@@ -80,6 +82,17 @@ def namespace(name: str) -> Any:
             'PyTorch arrays need the package array-api-compat: pip install "attnspan[torch]"'
         ) from error
     return xp
+
+
+def xp_of(x: Any) -> Any:
+    """Give the array-API namespace of an array; NumPy's for anything that is none."""
+    return namespace(framework(x) or "numpy")
+
+
+def arange(n: int, like: Any, dtype: Any = None) -> Any:
+    """Count from 0 to n in the library and on the device of `like`."""
+    on = {"device": like.device} if framework(like) == "torch" else {}
+    return xp_of(like).arange(n, dtype=dtype, **on)
 
 
 def device_of(x: Any) -> Any:
@@ -186,6 +199,8 @@ def constant(x: Any, xp: Any, device: Any) -> Any:
     """
     if framework(x) == "numpy" and str(x.dtype) in ("int64", "uint64"):
         x = _saturated(x, np.int64 if device is not None or xp is np else np.int32)
+    if framework(x) == "numpy" and str(x.dtype) == "bfloat16":  # of ml_dtypes, which PyTorch does not know
+        x = x.astype(np.float32)
     if device is None:
         x = xp.asarray(x)
     elif framework(x) == "torch":
@@ -232,7 +247,7 @@ def is_floating(x: Any) -> bool:
 
 def accumulation_dtype(x: Any) -> Any:
     """Give the dtype sums over `x` run in: float64 for float64, else float32."""
-    xp = namespace(framework(x) or "numpy")
+    xp = xp_of(x)
     return xp.float64 if str(x.dtype).removeprefix("torch.") == "float64" else xp.float32
 
 
@@ -334,7 +349,7 @@ def cumulative_sum(x: Any) -> Any:
     """Give the running sum along the last axis, in the dtype of `x`."""
     if framework(x) == "torch":
         return x.cumsum(-1, dtype=x.dtype)
-    return namespace(framework(x) or "numpy").cumsum(x, axis=-1, dtype=x.dtype)
+    return xp_of(x).cumsum(x, axis=-1, dtype=x.dtype)
 
 
 def search_sorted(sorted_rows: Any, values: Any, side: str) -> Any:

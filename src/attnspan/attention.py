@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnspan.arrays import as_written, fetch, framework, is_array, is_torch_compiling
-from attnspan.errors import refusal
+from attnspan.errors import AttnspanError, describe, refusal
 from attnspan.implementations import eager
 from attnspan.planner import Plan, choose, looker, plan_of
 from attnspan.request import Request, request_of
@@ -265,9 +265,24 @@ class Inspection(Value):
             ``(..., H, L, S)`` in the accumulation dtype, or the chosen rows and heads of it.
         """
         request = self.request
+        if len(request.q.shape) != max(request.sizes.ndim, 4):
+            raise refusal(
+                "weights",
+                f"a record that left vmap (its queries are {describe(request.q)})",
+                f"queries of {request.sizes.ndim} axes, as they were given",
+                "call weights() inside vmap, and return the weights",
+            )
         picked = _index(request, rows, request.sizes.L, "rows")
-        with as_written(request.q):
-            weights, _ = eager.weights_of(request, picked)
+        try:
+            with as_written(request.q):
+                weights, _ = eager.weights_of(request, picked)
+        except Exception as error:
+            if type(error).__name__ != "UnexpectedTracerError":  # of JAX
+                raise
+            raise AttnspanError(
+                "weights: given a record that left jit, grad or vmap while its score holds an array of the "
+                "trace, needed the score's arrays to be known; call weights() inside, and return the weights"
+            ) from error
         if heads is not None:
             if request.sizes.ndim < 4:
                 raise refusal("heads", heads, "None: these queries have no axis of heads")
@@ -277,8 +292,12 @@ class Inspection(Value):
 
 def _index(request: Request, chosen: Any, n: int, what: str) -> Any:
     """Turn a choice of rows or heads into something that indexes an axis of length n."""
-    if chosen is None or isinstance(chosen, slice):
-        return chosen
+    if isinstance(chosen, slice):
+        chosen = None if chosen == slice(None) else list(range(n))[chosen]
+    if chosen is None:
+        return None
+    if isinstance(chosen, list) and not chosen:
+        chosen = np.zeros(0, np.int64)
     numbers = np.atleast_1d(np.asarray(chosen)) if not is_array(chosen) else np.atleast_1d(fetch(chosen))
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise refusal(what, chosen, f"an integer, a slice or a list of integers between {-n} and {n - 1}")

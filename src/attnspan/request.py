@@ -107,8 +107,8 @@ def request_of(
     """
     sizes = sizes_of(q, k, v)
     kind = framework(q) or "numpy"
-    dropout = _checked_dropout(dropout, rng)
-    align = checked_align(align)
+    dropout = _checked_dropout(dropout, rng, kind)
+    align = _checked_align(align, sizes)
     request = Request(
         q=inner(q, sizes.ndim),
         k=inner(k, sizes.ndim),
@@ -213,6 +213,14 @@ def _checked_bias(bias: Any, align: Any, sizes: Sizes, q: Any) -> Any:
     return inner(bias, sizes.ndim)
 
 
+def _checked_align(align: Any, sizes: Sizes) -> Any:
+    """Check the alignment of the call, also where nothing in it is positional."""
+    align = checked_align(align)
+    if is_array(align) and tuple(align.shape):
+        check_parameter(tuple(align.shape), "align", sizes)
+    return align
+
+
 def _checked_softcap(softcap: Any, q: Any) -> Any:
     if softcap is None:
         return None
@@ -251,10 +259,12 @@ def _check_home(argument: str, x: Any, q: Any) -> None:
         raise refusal(argument, f"a tensor on {x.device}", f"one on {q.device}, as q is")
 
 
-def _checked_dropout(dropout: Any, rng: Any) -> float:
+def _checked_dropout(dropout: Any, rng: Any, kind: str) -> float:
     number = isinstance(dropout, (int, float, np.number)) and not isinstance(dropout, bool)
     if not number or not 0 <= dropout < 1:
         raise refusal("dropout", dropout, "a number p with 0 <= p < 1")
+    if rng is not None and not is_array(rng) and not is_generator(rng, kind):
+        seed_words(rng, kind)  # refuses what is no seed, also where nothing is drawn
     if dropout and rng is None:
         raise refusal(
             "rng",

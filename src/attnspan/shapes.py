@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from attnspan.arrays import TITLES, framework, is_floating
 from attnspan.errors import describe, refusal
 
@@ -28,9 +30,14 @@ __all__ = [
     "LIMIT",
     "Sizes",
     "check_parameter",
+    "check_rate",
     "check_shape",
     "check_sizes",
+    "check_split",
+    "check_widths",
+    "foreign",
     "inner",
+    "is_symbolic",
     "left_aligned",
     "outer",
     "sizes_of",
@@ -73,8 +80,23 @@ class Sizes:
 def check_sizes(L: int, S: int) -> None:
     """Refuse lengths that are no lengths."""
     for name, n in (("L", L), ("S", S)):
-        if isinstance(n, (float, str)) or n < 0 or n > LIMIT:
+        whole = (isinstance(n, int) and not isinstance(n, bool)) or is_symbolic(n)
+        if not whole or n < 0 or n > LIMIT:
             raise refusal(name, n, f"a length, an integer between 0 and {LIMIT}")
+
+
+def is_symbolic(n: Any) -> bool:
+    """Tell whether a length is one that a compiler left open."""
+    return type(n).__name__ in ("SymInt", "_DimExpr")
+
+
+def foreign(name: str, x: Any) -> tuple[str, str]:
+    """Say what an argument is that is no plain array though it may look like one, and the likely fix."""
+    kind, text = type(x).__name__, describe(x)
+    given = text if kind in text else f"{kind} {text}"
+    if hasattr(x, "get_value") and hasattr(x, "shape"):  # a variable of flax.nnx
+        return given, f"write {name}[...] for the array it holds"
+    return given, f"convert it: np.asarray({name})" if hasattr(x, "__array__") else ""
 
 
 def check_shape(a: Any, shape: tuple[int, ...]) -> None:
@@ -155,7 +177,9 @@ def _check_kinds(q: Any, k: Any, v: Any) -> None:
     kinds = [framework(x) for x in (q, k, v)]
     for name, x, kind in zip("qkv", (q, k, v), kinds, strict=True):
         if kind is None:
-            raise refusal(name, x, "an array of NumPy, PyTorch or JAX")
+            given, fix = foreign(name, x)
+            raise refusal(name, given, "an array of NumPy, PyTorch or JAX", fix)
+        _check_dense(name, x, kind)
     if len(set(kinds)) > 1:
         trio = ", ".join(
             f"{n} {TITLES[str(a)]} {describe(x)}" for n, x, a in zip("qkv", (q, k, v), kinds, strict=True)
@@ -169,6 +193,19 @@ def _check_kinds(q: Any, k: Any, v: Any) -> None:
     if kinds[0] == "torch" and len({x.device for x in (q, k, v)}) > 1:
         places = ", ".join(f"{n} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True))
         raise refusal("q, k, v", places, "one device", "move them all to q's device")
+
+
+def _check_dense(name: str, x: Any, kind: str) -> None:
+    """Refuse the kinds of array that compute otherwise than plain ones."""
+    if kind == "torch" and (x.is_nested or str(x.layout) != "torch.strided"):
+        given = "a nested tensor" if x.is_nested else f"{describe(x)} of layout {x.layout}"
+        fix = "to_padded_tensor(0.0), with ValidLens" if x.is_nested else "to_dense()"
+        raise refusal(name, given, "a dense tensor", f"write {name}.{fix}")
+    if isinstance(x, np.ma.MaskedArray):
+        fix = f"write {name}.filled(0) and say with mask= which keys are seen"
+        raise refusal(name, f"a masked array {describe(x)}", "a plain array", fix)
+    if isinstance(x, np.matrix):
+        raise refusal(name, f"a matrix {describe(x)}", "a plain array", f"write np.asarray({name})")
 
 
 def _trio(q: Any, k: Any, v: Any) -> str:
@@ -223,3 +260,29 @@ def check_parameter(shape: tuple[int, ...], what: str, sizes: Sizes) -> None:
         if len(shape) == 1 and shape[0] == sizes.H:
             fix = f"a 1-D array means sequences, never heads: for one per head write {what}[None, :]"
         raise refusal(what, f"an array of shape {shape}", needed, fix)
+
+
+def check_widths(**widths: int) -> None:
+    """Refuse a width of a layer that is none."""
+    for name, width in widths.items():
+        if not _is_count(width):
+            raise refusal(name, width, "a width of 1 or more")
+
+
+def check_split(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
+    """Refuse heads that do not divide what they share."""
+    if not _is_count(num_heads) or not _is_count(embed_dim) or embed_dim % num_heads:
+        raise refusal("num_heads", num_heads, f"a divisor of embed_dim = {embed_dim}")
+    if not _is_count(num_kv_heads) or num_heads % num_kv_heads:
+        raise refusal("num_kv_heads", num_kv_heads, f"a divisor of num_heads = {num_heads}")
+
+
+def check_rate(dropout: float) -> None:
+    """Refuse a rate of dropout that is none."""
+    number = isinstance(dropout, (int, float, np.number)) and not isinstance(dropout, bool)
+    if not number or not 0 <= dropout < 1:
+        raise refusal("dropout", dropout if number else repr(dropout), "a rate p with 0 <= p < 1")
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= 1

@@ -7,6 +7,7 @@ from typing import Any
 from attnspan.arrays import (
     TITLES,
     accumulation_dtype,
+    arange,
     as_written,
     constant,
     device_of,
@@ -15,8 +16,8 @@ from attnspan.arrays import (
     is_array,
     is_floating,
     is_integer,
-    namespace,
     stop_gradient,
+    xp_of,
 )
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import as_mask
@@ -69,7 +70,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, mask: Any = None) -> 
     s, keep = _accumulated(scores, valid_lens, mask)
     with as_written(scores):
         weights, _ = softmax_parts(s, keep)
-    return namespace(framework(scores) or "numpy").astype(weights, scores.dtype, copy=False)
+    return xp_of(scores).astype(weights, scores.dtype, copy=False)
 
 
 def masked_logsumexp(scores: Any, valid_lens: Any = None, *, mask: Any = None) -> Any:
@@ -112,7 +113,7 @@ def softmax_parts(s: Any, keep: Any) -> tuple[Any, Any]:
     The mask decides what counts; the filler only keeps the exponential quiet. A score of -inf
     excludes too. `keep` broadcasts to `s`; None shows all.
     """
-    xp = namespace(framework(s) or "numpy")
+    xp = xp_of(s)
     there = s != -float("inf")
     keep = there if keep is None else keep & there
     if s.shape[-1] == 0:
@@ -132,7 +133,7 @@ def _accumulated(scores: Any, valid_lens: Any, mask: Any) -> tuple[Any, Any]:
     """Check the arguments; give the scores in the accumulation dtype, and which are visible."""
     if not is_array(scores) or not is_floating(scores) or not scores.shape:
         raise refusal("scores", scores, "a floating-point array (..., S)")
-    xp = namespace(framework(scores) or "numpy")
+    xp = xp_of(scores)
     keep = None
     if valid_lens is not None:
         keep = _before(valid_lens, scores, xp)
@@ -162,8 +163,7 @@ def _before(lens: Any, scores: Any, xp: Any) -> Any:
     if shape:
         middle = (1,) * (rank - len(shape) - 1)
         lens = lens.reshape((*shape[:1], *middle, *shape[1:], 1))
-    on = {} if device_of(scores) is None else {"device": scores.device}
-    return xp.arange(S, **on) < lens
+    return arange(S, scores) < lens
 
 
 def _visible(mask: Any, scores: Any) -> Any:
@@ -171,6 +171,21 @@ def _visible(mask: Any, scores: Any) -> Any:
     rank = len(scores.shape)
     full = (1,) * (4 - rank) + tuple(scores.shape) if rank != 3 else (scores.shape[0], 1, *scores.shape[1:])
     mask = as_mask(mask)
+    if rank == 2:  # (L, S): the first axis has a second name, B
+        for part in mask.values():
+            for name, x in part._items():
+                if (
+                    is_array(x)
+                    and not getattr(part, "has_length", False)
+                    and len(x.shape) == 1
+                    and x.shape[0] > 1
+                ):
+                    raise refusal(
+                        "mask",
+                        f"{type(part).__name__}.{name} {describe(x)} beside scores {describe(scores)}",
+                        "numbers: two axes of scores are (L, S), one sequence",
+                        "pass lengths of each row as valid_lens=, or give scores[:, None] three axes",
+                    )
     for part in mask.values():
         if isinstance(part, Dense) and len(part.array.shape) == 3 and rank >= 4:
             raise refusal("mask", part.array, f"four axes beside scores {describe(scores)}")

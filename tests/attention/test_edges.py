@@ -21,7 +21,7 @@ from attnspan.masks import (
     Strided,
     ValidLens,
 )
-from attnspan.scores import Additive, Bilinear, Cosine, Dot, Gaussian, LowRankBilinear
+from attnspan.scores import Additive, Bilinear, Cosine, Dot, Gaussian, LowRankBilinear, ScaledDot
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -222,3 +222,165 @@ def test_every_score_is_made_and_used_inside_one_compiled_graph() -> None:
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises(asp.ArgumentError, match=message):
         call()
+
+
+NOT_A_NUMBER = np.where(np.eye(3) > 0, np.nan, np.eye(3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        Bilinear(torch.tensor(NOT_A_NUMBER)),
+        LowRankBilinear(torch.tensor(NOT_A_NUMBER), torch.eye(3)),
+        LowRankBilinear(torch.eye(3), torch.tensor(NOT_A_NUMBER)),
+        ScaledDot(float("nan")),
+        ScaledDot(torch.tensor(float("nan"))),
+        ScaledDot(-float("inf")),
+        Cosine(float("nan")),
+        Cosine(torch.tensor(float("nan"))),
+    ],
+    ids=repr,
+)
+def test_a_parameter_that_is_not_finite_is_no_zero(score: Any) -> None:
+    x = torch.tensor(X.astype(np.float32))  # few keys: there PyTorch's kernel gives 0 for a row of NaN
+    for mask in (None, Causal(), ValidLens(torch.tensor([3, 0]))):
+        out, right = (
+            asp.attention(x, x, x, score=score, mask=mask, implementation=one) for one in ("auto", "eager")
+        )
+        torch.testing.assert_close(out, right, equal_nan=True)
+        assert out.isnan().any()
+        if mask is not None and hasattr(mask, "lens"):
+            assert (out[1] == 0).all()
+            assert out[0].isnan().all()
+
+
+def test_a_parameter_that_is_not_finite_is_no_zero_under_a_compiler() -> None:
+    def called(x: Any, M: Any) -> Any:
+        return asp.attention(x, x, x, score=Bilinear(M))
+
+    x = torch.tensor(X.astype(np.float32))
+    compiled = torch.compile(called, backend="eager", fullgraph=True)
+    assert compiled(x, torch.tensor(NOT_A_NUMBER)).isnan().all()
+
+
+def test_scores_that_overflow_are_those_of_the_formula() -> None:
+    large, small = torch.full((1, 2, 4), 1e20), torch.full((1, 2, 64), 1e19)
+    mixed = torch.tensor([[1e19, 1.0], [-1e19, 2.0], [3.0, 4.0]])[None]
+    for dtype in (torch.float32, torch.bfloat16):
+        for x, score in ((large, None), (small, ScaledDot(1e-38)), (mixed, None), (mixed, Dot())):
+            for mask in (None, Causal()):
+                q = x.to(dtype)
+                out = asp.attention(q, q, torch.ones_like(q), score=score, mask=mask)
+                assert (out == 1).all()
+                right = asp.attention(q, q, q, score=score, mask=mask, implementation="eager")
+                found = asp.attention(q, q, q, score=score, mask=mask, implementation="sdpa")
+                torch.testing.assert_close(found, right, rtol=1e-2, atol=1e-2)
+    x = large.clone().requires_grad_()
+    assert torch.autograd.grad(asp.attention(x, x, x, mask=Causal()).sum(), x)[0].isfinite().all()
+
+
+@every_library
+def test_a_distance_is_finite_whatever_its_unit(to: Any) -> None:
+    """Each query is nearest to itself, and keys far from all others stay apart from each other."""
+    v = np.arange(4.0).reshape(1, 4, 1)
+    near, far = [[0.0], [1.0], [2.0], [2.5]], [[1e20], [-1e20], [3e20], [3e38]]
+    tiny = to(np.float32(1e-25).reshape(()))
+    for points, sigma in ((near, 1e-20), (near, tiny), (near, 1e-200), (near, 1e-3), (far, 1.0), (far, 1e-9)):
+        x = to(np.array([points], np.float32))
+        out = asp.attention(x, x, to(v.astype(np.float32)), score=Gaussian(sigma))
+        np.testing.assert_allclose(np.asarray(out), v, rtol=1e-6)
+        assert np.isfinite(np.asarray(Gaussian(1e-200).pair(x[:, :1], x))).all()
+    wide = np.array([near])
+    np.testing.assert_allclose(asp.attention(wide, wide, v, score=Gaussian(1e-200)), v)
+
+
+def refused(text: str, call: Any, *args: Any, **options: Any) -> None:
+    with pytest.raises(asp.AttnspanError) as caught:
+        call(*args, **options)
+    assert str(caught.value).startswith(text), caught.value
+
+
+def test_a_plan_refuses_what_attention_refuses() -> None:
+    q, k = jnp.ones((1, 2, 3)), jnp.ones((1, 3, 3))
+    for ask in (asp.plan, asp.attention, asp.inspect):
+        with pytest.raises(asp.ArgumentError, match="align: given nothing, for Causal over 2 queries and 3"):
+            jax.eval_shape(lambda q, k, ask=ask: ask(q, k, k, mask=Causal()) and None, q, k)
+
+
+def test_a_record_that_left_its_trace_says_where_to_ask() -> None:
+    x = jnp.ones((2, 1, 3, 4))
+    record = jax.vmap(lambda q: asp.inspect(q, q, q, mask=Causal()))(x)
+    refused("weights: given a record that left vmap", record.weights)
+    inside = jax.vmap(lambda q: asp.inspect(q, q, q, mask=Causal()).weights())(x)
+    assert inside.shape == (2, 1, 3, 3)
+    record = jax.jit(
+        lambda q, a: asp.inspect(q, q, q, score=lambda q, k: a * (q @ k.swapaxes(-1, -2)))
+    )(x[0], 2.0)  # fmt: skip
+    refused("weights: given a record that left jit", record.weights)
+
+
+@every_library
+def test_weights_of_rows_backwards(to: Any) -> None:
+    x = to(X)
+    record = asp.inspect(x, x, x)
+    whole = np.asarray(record.weights())
+    for rows in (slice(None, None, -1), slice(3, 0, -2), slice(1, 3), slice(2, 2)):
+        np.testing.assert_allclose(np.asarray(record.weights(rows=rows)), whole[:, rows], rtol=1e-6)
+
+
+def test_arrays_that_are_not_plain_are_named() -> None:
+    x, t = X, torch.tensor(X)
+    refused("q: given a masked array float64[2, 4, 3]", asp.attention, np.ma.masked_less(x, 0), x, x)
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.asmatrix(x[0])
+    refused("q: given a matrix float64[4, 3]", asp.attention, matrix, x[0], x[0])
+    refused("k: given float64[2, 4, 3] of layout torch.sparse_coo", asp.attention, t, t.to_sparse(), t)
+    with pytest.warns(UserWarning, match="nested"):
+        nested = torch.nested.nested_tensor([t[0], t[1]])
+    refused("q: given a nested tensor", asp.attention, nested, t, t)
+    nnx = pytest.importorskip("flax.nnx")
+    held = nnx.Param(jnp.ones((3, 3)))
+    refused("M: given Param float32[3, 3], needed a floating-point array (Dq, Dk)", Bilinear, held)
+    refused("q: given Param float32[3, 3], needed an array", asp.attention, held, held, held)
+    refused("scale: given Param float32[3, 3]", ScaledDot, held)
+    with pytest.raises(asp.ArgumentError, match=r"write M\[...\]"):
+        Bilinear(held)
+
+
+def test_a_half_type_of_numpy_is_known_to_pytorch() -> None:
+    half = np.array(0.5, jnp.bfloat16)
+    x = torch.tensor(X)
+    torch.testing.assert_close(
+        asp.attention(x, x, x, score=ScaledDot(half)), asp.attention(x, x, x, score=ScaledDot(0.5))
+    )
+
+
+@every_library
+def test_what_is_not_used_is_checked_too(to: Any) -> None:
+    x = to(X)
+    refused("align: given an array of shape (3,)", asp.attention, x, x, x, align=[0, 1, 2])
+    refused("rng: given abc", asp.attention, x, x, x, rng="abc")
+    refused("rng: given 1.5", asp.attention, x, x, x, rng=1.5)
+    asp.attention(x, x, x, rng=3, align=[0, 1])
+
+
+def test_lengths_as_a_mask_beside_scores_of_two_axes() -> None:
+    scores = np.zeros((2, 3))
+    with pytest.raises(asp.ArgumentError, match="one sequence; pass lengths of each row as valid_lens="):
+        asp.masked_softmax(scores, mask=ValidLens([1, 2]))
+    assert asp.masked_softmax(scores, np.array([1, 2])).tolist() == [[1, 0, 0], [0.5, 0.5, 0]]
+    assert asp.masked_softmax(scores[:, None], mask=ValidLens([1, 2])).shape == (2, 1, 3)
+    asp.masked_softmax(np.zeros((2, 2)), mask=Documents([0, 1]))
+
+
+def test_modules_and_drop_ins_refuse_what_is_no_number() -> None:
+    import attnspan.torch as ours
+
+    x = torch.ones(1, 1, 1, 1)
+    refused("attn_mask: given list, needed a tensor", ours.scaled_dot_product_attention, x, x, x, [[True]])
+    refused("dropout: given 'a', needed a rate", ours.DotProductAttention, "a")
+    refused("num_heads: given 2.0, needed a divisor", ours.MultiHeadAttention, 8, 2.0)
+    jours = pytest.importorskip("attnspan.jax")
+    nnx = pytest.importorskip("flax.nnx")
+    refused("dropout: given 'a', needed a rate", jours.DotProductAttention, "a")
+    refused("num_heads: given 2.0, needed a divisor", jours.MultiHeadAttention, 8, 2.0, rngs=nnx.Rngs(0))

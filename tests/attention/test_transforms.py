@@ -267,3 +267,61 @@ def test_transforms_of_jax(framework: str) -> None:
         for n in range(2):
             for a, b in zip(several, gradient(*((n + 1) * x for x in (q, k, v))), strict=True):
                 np.testing.assert_allclose(values(a[n]), values(b), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("framework", TRACED[:1])
+def test_the_kernel_keeps_nothing_beside_saved_tensors(framework: str) -> None:
+    """Checkpointing and offloading free all of it, and bring all of it back."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    x = [torch.randn((1, 2, 5, 4), dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    for mask in (None, Causal(), ValidLens([3])):
+        ours: list[StorageWeakRef] = []
+        begun: list[int] = []
+
+        def block(*x: Any, mask: Any = mask, ours: Any = ours, begun: Any = begun) -> Any:
+            qkv = [2 * y for y in x]
+            begun.append(1)
+            out = asp.attention(*qkv, mask=mask, implementation="sdpa")
+            ours += [StorageWeakRef(y.untyped_storage()) for y in (*qkv, out)]
+            return 3 * out
+
+        wanted = torch.autograd.grad(block(*x).sum(), x)
+        ours.clear()
+        out = torch.utils.checkpoint.checkpoint(block, *x, use_reentrant=False)
+        assert len(ours) == 4
+        assert all(one.expired() for one in ours)
+        found = torch.autograd.grad(out.sum(), x)
+        assert len(begun) == 3  # computed again once, and once only
+        for a, b in zip(found, wanted, strict=True):
+            same_bits(a, b)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda y: y):
+            ours.clear()
+            out = block(*x)
+        out = out + 0
+        assert all(one.expired() for one in ours)
+        for _ in range(2):
+            found = torch.autograd.grad(out.sum(), x, retain_graph=True)
+            for a, b in zip(found, wanted, strict=True):
+                torch.testing.assert_close(a, b)
+        (first,) = torch.autograd.grad(out.sum(), x[:1], create_graph=True)
+        again = asp.attention(*(2 * y for y in x), mask=mask, implementation="eager")
+        (same,) = torch.autograd.grad(3 * again.sum(), x[:1], create_graph=True)
+        for a, b in zip(
+            torch.autograd.grad(first.pow(2).sum(), x),
+            torch.autograd.grad(same.pow(2).sum(), x),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("framework", TRACED[:1])
+def test_double_backward_under_autocast_is_in_the_accumulation_dtype(framework: str) -> None:
+    import torch
+
+    x = torch.randn((1, 2, 6, 8), requires_grad=True)
+    (wanted,) = torch.autograd.grad(asp.attention(x, x, x).sum(), x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = torch.autograd.grad(asp.attention(x, x, x).sum(), x, create_graph=True)
+    torch.testing.assert_close(found, wanted)

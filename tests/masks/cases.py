@@ -142,6 +142,8 @@ def prefix(arr: Any, length: Any, align: Any = None) -> Case:
 
 
 def strided(arr: Any, step: Any, phase: Any = 0, align: Any = None) -> Case:
+    phase = (np.asarray(phase) % np.min(step)).tolist()  # below every step
+
     def rule(b: int, h: int, q: int, k: int, L: int, S: int) -> bool:
         n = of(step, b, h)
         return (q + place(align, b, h, L, S) - k) % n == of(phase, b, h)

@@ -48,7 +48,7 @@ WAYS = {  # of giving arrays: how the mask is made, and whether it is kept as bi
     "keys": (lambda arr: Documents(arr(IDS), key_ids=arr(IDS), contiguous=True), False),
     "ids": (lambda arr: Documents(arr(IDS)), True),
     "ids each": (lambda arr: Documents(arr(IDS), each=Causal()), True),
-    "strided": (lambda arr: Strided(arr([2, 3]), phase=arr([[1, 0, 2]])), True),
+    "strided": (lambda arr: Strided(arr([2, 3]), phase=arr([[1, 0, 1]])), True),
     "dense": (lambda arr: Dense(arr(LOW)), True),
     "mixed": (lambda arr: (Causal() & ValidLens(arr(LENS))) | Not(FirstKeys(arr([[1, 2, 3]]))), False),
     "mixed bits": (lambda arr: Not(Causal() & Strided(2)) | ValidLens(arr(LENS)), True),

@@ -205,3 +205,58 @@ def test_what_intervals_do_not_say_is_named():
         with pytest.raises(AttnspanError) as caught:
             mask.spans(3, 3)
         assert str(caught.value) == f"{mask!r} is kept as bits ({reason}): ask bound(L, S)"
+
+
+# What was once passed in silence, or failed raw -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: Strided(np.array([2]), phase=5),
+            "phase: given 5, needed a phase of 0 or more, below the step",
+        ),
+        (lambda: Strided([2, 9], phase=[1, 9]), "phase: given [1, 9], needed"),
+        (lambda: Strided([[2], [9]], phase=[[1, 5]]), "phase: given [[1, 5]], needed"),
+        (lambda: Documents([0, 1, 0], contiguous="no"), "contiguous: given 'no', needed True, False or None"),
+        (lambda: Documents([0, 1, 1], contiguous=1), "contiguous: given 1, needed True, False or None"),
+        (
+            lambda: Dense([[True], [True, False]]),
+            "mask: given lists of different lengths, needed rows of one",
+        ),
+        (lambda: Causal().dense(None, 3), "L: given None, needed a length"),
+        (lambda: Causal().dense(True, True), "L: given True, needed a length"),
+        (lambda: Causal().dense(3, 2.0), "S: given 2.0, needed a length"),
+        (lambda: Causal().slice(4, None), "S: given None, needed a length"),
+        (lambda: Causal().slice(4, 4, queries=2), "queries: given 2, needed a slice"),
+    ],
+)
+def test_refused_where_it_is_said(make, text):
+    assert said(make).startswith(text)
+
+
+def test_a_tensor_is_no_length():
+    torch = pytest.importorskip("torch")
+    for n in (torch.tensor(3), np.array([3])):
+        assert said(Causal().dense, n, n).startswith("L: given int64[")
+
+
+def test_no_keys_at_all():
+    assert Dense([]).dense(2, 0).shape == (1, 1, 2, 0)
+
+
+def test_a_phase_below_each_step():
+    assert Strided([2, 9], phase=[1, 8]).visible_pairs(9, 9) > 0
+
+
+def test_unsaid_alignment_is_found_before_any_compute():
+    for mask in (SlidingWindow(back=1), ~Causal() & Everything(), Documents([0, 1]) & Strided(2)):
+        mask = mask if mask.has_length else mask & Everything()
+        assert said(mask.check, MaskSizes(2, 3)).startswith(("align: given nothing, for", "Documents"))
+
+
+def test_an_unseen_alignment_is_cut_to_what_a_position_may_be():
+    jax = pytest.importorskip("jax")
+    mask = lambda at: SlidingWindow(back=None, ahead=2**31 - 1, align=at).dense(2, 3)  # noqa: E731
+    assert jax.jit(mask)(np.int32(2**30)).all()

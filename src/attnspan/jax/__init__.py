@@ -25,6 +25,7 @@ from attnspan.jax.textbook import (
 from attnspan.plots import plot, show_heatmaps
 from attnspan.shapes import check_shape
 from attnspan.softmax import masked_softmax
+from attnspan.values import register_pytrees
 
 __all__ = [
     "AdditiveAttention",
@@ -41,3 +42,5 @@ __all__ = [
     "plot",
     "show_heatmaps",
 ]
+
+register_pytrees()  # values made before their library was imported

@@ -10,11 +10,10 @@ from flax import nnx
 
 from attnspan.arrays import is_array
 from attnspan.errors import refusal
-from attnspan.masks import Mask, ValidLens
-from attnspan.masks.base import as_mask
+from attnspan.shapes import check_rate
 from attnspan.values import Value
 
-__all__ = ["AttentionModule", "Learned", "check_width", "combined"]
+__all__ = ["AttentionModule", "Learned"]
 
 
 class AttentionModule(nnx.Module):
@@ -34,8 +33,7 @@ class AttentionModule(nnx.Module):
     """
 
     def __init__(self, dropout: float, rngs: nnx.Rngs | nnx.RngStream | None) -> None:
-        if not 0 <= dropout < 1:
-            raise refusal("dropout", dropout, "a rate p with 0 <= p < 1")
+        check_rate(dropout)
         self.dropout_rate = dropout
         self.deterministic = False
         if dropout > 0 and isinstance(rngs, nnx.Rngs):
@@ -83,23 +81,3 @@ class Learned(nnx.Module):
         if self.kind is None:
             return self.function
         return self.kind(**dict(self.settings), **{name: getattr(self, name)[...] for name in self.arrays})
-
-
-def combined(valid_lens: Any, mask: Any, *, heads: bool = False) -> Mask | None:
-    """Give the one mask that valid lengths and a mask say together, None if both are None.
-
-    With heads, lengths (B, L) are (B, 1, L): they never speak of heads here.
-    """
-    if valid_lens is None:
-        return None if mask is None else as_mask(mask)
-    lens = ValidLens(valid_lens)
-    if heads and len(getattr(lens.lens, "shape", ())) == 2:
-        lens = ValidLens(lens.lens[:, None, :])
-    return lens if mask is None else lens & as_mask(mask)
-
-
-def check_width(**widths: int) -> None:
-    """Refuse a width that is none."""
-    for name, width in widths.items():
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise refusal(name, width, "a width of 1 or more")

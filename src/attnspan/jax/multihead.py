@@ -10,8 +10,10 @@ from flax import nnx
 
 from attnspan.attention import attention, inspect
 from attnspan.errors import refusal
-from attnspan.jax.base import AttentionModule, Learned, combined
+from attnspan.jax.base import AttentionModule, Learned
+from attnspan.masks.valid_lens import combined
 from attnspan.scores import ScaledDot
+from attnspan.shapes import check_split
 
 __all__ = ["MultiHeadAttention"]
 
@@ -86,10 +88,7 @@ class MultiHeadAttention(AttentionModule):
         rngs: nnx.Rngs,
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-            raise refusal("num_heads", num_heads, f"a divisor of embed_dim = {embed_dim}")
-        if num_kv_heads < 1 or num_heads % num_kv_heads:
-            raise refusal("num_kv_heads", num_kv_heads, f"a divisor of num_heads = {num_heads}")
+        check_split(embed_dim, num_heads, num_kv_heads)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         kv_width = embed_dim // num_heads * num_kv_heads
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))

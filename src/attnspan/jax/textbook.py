@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attnspan.attention import inspect
-from attnspan.jax.base import AttentionModule, Learned, check_width, combined
+from attnspan.jax.base import AttentionModule, Learned
+from attnspan.masks.valid_lens import combined
 from attnspan.scores import Additive, Bilinear, Gaussian, ScaledDot
+from attnspan.shapes import check_widths
 
 __all__ = ["AdditiveAttention", "BilinearAttention", "DotProductAttention", "GaussianAttention"]
 
@@ -151,7 +153,7 @@ class AdditiveAttention(_TextbookAttention):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        check_width(query_size=query_size, key_size=key_size, num_hiddens=num_hiddens)
+        check_widths(query_size=query_size, key_size=key_size, num_hiddens=num_hiddens)
         self.W_q = nnx.Linear(query_size, num_hiddens, use_bias=False, param_dtype=param_dtype, rngs=rngs)
         self.W_k = nnx.Linear(key_size, num_hiddens, use_bias=False, param_dtype=param_dtype, rngs=rngs)
         self.w_v = nnx.Linear(num_hiddens, 1, use_bias=False, param_dtype=param_dtype, rngs=rngs)
@@ -254,7 +256,7 @@ class BilinearAttention(_TextbookAttention):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        check_width(query_size=query_size, key_size=key_size)
+        check_widths(query_size=query_size, key_size=key_size)
         draw = nnx.initializers.normal((query_size * key_size) ** -0.5)
         self.M = nnx.Param(draw(rngs.params(), (query_size, key_size), param_dtype))
         super().__init__(dropout, rngs)

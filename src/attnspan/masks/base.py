@@ -14,8 +14,8 @@ import numpy as np
 
 from attnspan.arrays import (
     constant,
-    framework,
     is_array,
+    xp_of,
 )
 from attnspan.arrays import namespace as namespace_of
 from attnspan.errors import AttnspanError, refusal
@@ -23,7 +23,7 @@ from attnspan.masks import bound as algebra
 from attnspan.masks import exact
 from attnspan.masks.bits import pack
 from attnspan.masks.bound import Bound, Frame, frame_of, home_of
-from attnspan.masks.parameters import MaskSizes, check_axes, four
+from attnspan.masks.parameters import MaskSizes, check_axes, four, offset
 from attnspan.masks.spans import Spans
 from attnspan.shapes import check_sizes
 from attnspan.values import Value, as_array, host
@@ -94,6 +94,8 @@ class Mask(Value):
             value = getattr(self, f.name)
             if is_array(value):
                 check_axes(self, f.name, value, sizes)
+            if f.name == "align":  # an alignment left unsaid is found before any compute
+                offset(value, sizes.L, sizes.S, self)
 
     def _parts(self) -> list[Mask]:
         return [v for _, v in self._items() if isinstance(v, Mask)]
@@ -187,7 +189,7 @@ class Mask(Value):
         [[True, False], [True, True]]
         """
         seen = self.bound(L, S).dense(L, S)
-        xp = namespace_of(framework(seen) or "numpy")
+        xp = xp_of(seen)
         return xp.broadcast_to(seen, (*seen.shape[:2], L, S))
 
     def empty_rows(self, L: int, S: int) -> Any:
@@ -278,13 +280,17 @@ class Mask(Value):
         """
         from attnspan.masks.sliced import Sliced
 
+        L, S = as_array(L), as_array(S)
+        check_sizes(L, S)
         spots = []
         for name, part, n in (("queries", queries, L), ("keys", keys, S)):
+            if not isinstance(part, slice):
+                raise refusal(name, part, "a slice, such as slice(2, 4)")
             first, last, step = part.indices(n)
             if step != 1:
                 raise refusal(name, f"a slice of step {step}", "a slice of step 1")
             spots.append((first, max(first, last)))
-        return Sliced(self, (as_array(L), as_array(S)), spots[0], spots[1])
+        return Sliced(self, (L, S), spots[0], spots[1])
 
     # Alignment -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import device_of, framework, full_like_shape, namespace, pack_bits, unpack_bits
+from attnspan.arrays import device_of, full_like_shape, pack_bits, unpack_bits, xp_of
 from attnspan.values import Value
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "TILE", "Bits", "pack", "tile_states"]
@@ -54,7 +54,7 @@ def pack(rows: Callable[[int, int], Any], L: int, S: int) -> Bits:
     first = pack_bits(rows(0, min(step, L)))
     if step >= L or first.shape[-2] != step:  # one block, or all queries alike
         return Bits(first)
-    xp = namespace(framework(first) or "numpy")
+    xp = xp_of(first)
     rest = [pack_bits(rows(i, min(i + step, L))) for i in range(step, L, step)]
     return Bits(xp.concat([first, *rest], axis=-2))
 
@@ -65,7 +65,7 @@ def tile_states(bits: Bits, L: int, S: int) -> Any:
     Returns int8 `(B|1, H|1, ceil(L/24), ceil(S/64))` of EMPTY, PARTIAL, FULL; pairs beyond L
     or S don't count.
     """
-    xp = namespace(framework(bits.words) or "numpy")
+    xp = xp_of(bits.words)
     seen = bits.dense(S)
     seen = xp.broadcast_to(seen, (*seen.shape[:2], L, S))
     rows, columns = -(-L // TILE[0]), -(-S // TILE[1])

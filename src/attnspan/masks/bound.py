@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import TITLES, device_of, framework, full_like_shape, namespace
+from attnspan.arrays import TITLES, device_of, framework, full_like_shape, xp_of
 from attnspan.errors import refusal
 from attnspan.masks import spans as algebra
 from attnspan.masks.bits import Bits, pack
@@ -85,14 +85,14 @@ class Bound(Value):
         spans = self.spans
         if queries is not None and spans.start.shape[-2] > 1:
             spans = Spans(spans.start[..., queries, :], spans.stop[..., queries, :])
-        xp = namespace(framework(spans.start) or "numpy")
+        xp = xp_of(spans.start)
         k = frame_of(0, S, xp, spans.start.device if xp.__name__.endswith("torch") else None).k
         seen = algebra.cover(spans, k)
         return seen if self.bits is None else seen & self.bits.dense(S, queries)
 
     def empty_rows(self, L: int, S: int) -> Any:
         """Tell which queries see no key: bool `(B|1, H|1, L)`."""
-        xp = namespace(framework(self.spans.start) or "numpy")
+        xp = xp_of(self.spans.start)
         if self.bits is None:
             empty = ~xp.any(self.spans.start < self.spans.stop, axis=-1)
         else:

@@ -40,7 +40,13 @@ class Dense(Mask):
     array: Any = field(metadata={"positional": True})
 
     def _check(self) -> None:
-        x = np.asarray(self.array) if isinstance(self.array, (list, tuple)) else self.array
+        x = self.array
+        if isinstance(x, (list, tuple)):
+            try:
+                x = np.asarray(x)
+            except ValueError:
+                raise refusal("mask", "lists of different lengths", "rows of one length") from None
+            x = x if x.size else x.astype(bool)
         if not is_array(x):
             raise refusal("mask", x, "a boolean array")
         x = boolean(x, "mask")

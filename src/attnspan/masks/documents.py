@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from attnspan.arrays import (
+    arange,
     constant,
     cumulative_max,
     cumulative_sum,
     device_of,
-    framework,
     is_array,
     is_integer,
     look,
-    namespace,
     search_sorted,
+    xp_of,
 )
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask
@@ -90,6 +90,8 @@ class Documents(Mask):
                 )
             self._set(name, value)
         self._set("each", checked_each(self.each, self.key_ids is not None))
+        if self.contiguous not in (None, True, False) or not isinstance(self.contiguous, (bool, type(None))):
+            raise refusal("contiguous", repr(self.contiguous), "True, False or None")
         if self.contiguous is None:
             keys = look(self._keys)
             if keys is not None:
@@ -256,7 +258,7 @@ def _offsets(lengths: Any, name: str) -> Any:
     seen = look(lengths)
     if seen is not None and seen.size and seen.min() < 0:
         raise refusal(name, f"{describe(lengths)} holding {seen.min()}", "lengths of 0 or more")
-    xp = namespace(framework(lengths) or "numpy")
+    xp = xp_of(lengths)
     lengths = constant(lengths, xp, device_of(lengths))  # wide enough for their sum
     zero = xp.zeros_like(lengths[..., :1]) if lengths.shape[-1] else xp.zeros_like(lengths)
     if not lengths.shape[-1]:
@@ -288,7 +290,7 @@ def _one_run_each(ids: np.ndarray) -> bool:
 
 
 def _sorted(ids: Any) -> tuple[Any, Any, Any]:
-    xp = namespace(framework(ids) or "numpy")
+    xp = xp_of(ids)
     rows = ids if len(ids.shape) == 2 else ids[None, :]
     order = xp.argsort(rows, axis=-1, stable=True)
     return xp, order, xp.take_along_axis(rows, order, axis=-1)
@@ -296,10 +298,9 @@ def _sorted(ids: Any) -> tuple[Any, Any, Any]:
 
 def _own_runs(ids: Any) -> tuple[Any, Any]:
     """Find where each position's run of one id starts, and how long it is (0 for padding)."""
-    xp = namespace(framework(ids) or "numpy")
+    xp = xp_of(ids)
     N = ids.shape[-1]
-    on = {"device": ids.device} if framework(ids) == "torch" else {}
-    spot = xp.arange(N, dtype=xp.int32, **on)
+    spot = arange(N, ids, xp.int32)
     edge = xp.ones_like(ids[..., :1], dtype=xp.bool)
     changes = ids[..., 1:] != ids[..., :-1]
     begins = xp.concat([edge, changes], axis=-1)[..., :N]

@@ -12,8 +12,8 @@ from attnspan.arrays import (
     is_array,
     is_integer,
     look,
-    namespace,
     search_sorted,
+    xp_of,
 )
 from attnspan.errors import describe, refusal
 from attnspan.masks.base import Mask
@@ -117,7 +117,7 @@ class Packed(Mask):
         seen = (doc == key_doc) & (doc < last)
         if self.each is None or last == 0:
             return seen
-        xp = namespace(framework(self.offsets) or "numpy")
+        xp = xp_of(self.offsets)
         doc, key_doc = (xp.clip(x, 0, last - 1) for x in (doc, key_doc))
         first, key_first = _table(self.offsets, doc), _table(self._keys, key_doc)
         count = _table(self.offsets, doc + 1) - first
@@ -150,7 +150,7 @@ def _which(offsets: Any, at: Any) -> Any:
 
     Gives `(B|1, 1, L, 1)` or `(B|1, 1, 1, S)`, as `at` has them.
     """
-    xp = namespace(framework(offsets) or "numpy")
+    xp = xp_of(offsets)
     if isinstance(at, int):
         at = full_like_shape(xp, device_of(offsets), (1,), at, xp.int32)
     rows = offsets if len(offsets.shape) == 2 else offsets[None, :]
@@ -164,7 +164,7 @@ def _table(offsets: Any, doc: Any) -> Any:
     """Look the offsets of documents up; `doc` comes from `_which`, one row a sequence."""
     if len(offsets.shape) == 1:
         return offsets[doc]
-    xp = namespace(framework(offsets) or "numpy")
+    xp = xp_of(offsets)
     B = max(offsets.shape[0], doc.shape[0])
     flat = xp.broadcast_to(doc, (B, *doc.shape[1:])).reshape((B, doc.shape[-2] * doc.shape[-1]))
     rows = xp.broadcast_to(offsets, (B, offsets.shape[-1]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import framework, is_array, is_boolean, is_floating, is_integer, look, namespace
+from attnspan.arrays import is_array, is_boolean, is_floating, is_integer, look, xp_of
 from attnspan.errors import describe, refusal
-from attnspan.shapes import LIMIT
+from attnspan.shapes import LIMIT, is_symbolic
 from attnspan.values import as_array
 
 __all__ = [
@@ -74,7 +74,7 @@ def counted(name: str, x: Any, *, least: int | None = 0, what: str = "") -> Any:
     """Check and normalise an integer parameter: a number, a list, or an integer array."""
     needed = what or f"an integer of {least} or more, or an integer array"
     x = as_array(x)
-    if isinstance(x, bool) or not (isinstance(x, int) or _is_symbolic(x) or is_array(x)):
+    if isinstance(x, bool) or not (isinstance(x, int) or is_symbolic(x) or is_array(x)):
         raise refusal(name, repr(x) if isinstance(x, str) else x, needed)
     if is_array(x):
         if not is_integer(x):
@@ -85,10 +85,6 @@ def counted(name: str, x: Any, *, least: int | None = 0, what: str = "") -> Any:
     elif least is not None and isinstance(x, int) and x < least:
         raise refusal(name, x, needed)
     return x
-
-
-def _is_symbolic(x: Any) -> bool:
-    return type(x).__name__ == "SymInt"
 
 
 def check_axes(mask: Any, name: str, x: Any, sizes: MaskSizes) -> None:
@@ -111,7 +107,7 @@ def four(x: Any) -> Any:
     if not is_array(x):
         return x
     if is_integer(x):  # no position is further away, and sums of three still fit int32
-        x = namespace(framework(x) or "numpy").clip(x, -FAR, FAR)
+        x = xp_of(x).clip(x, -FAR, FAR)
     return x if len(x.shape) > 2 else x.reshape(tuple(x.shape) + (1,) * (4 - len(x.shape)))
 
 
@@ -123,11 +119,12 @@ def offset(align: Any, L: Any, S: Any, owner: Any) -> Any:
         raise _unsaid(owner, L, S)
     if isinstance(align, str):
         return 0 if align == "top_left" else S - L
-    return four(align)
+    # Said by number, it is known to lie there; where values are not seen, it is clipped to it.
+    return xp_of(align).clip(four(align), -LIMIT, LIMIT) if is_array(align) else align
 
 
 def _same_symbol(L: Any, S: Any) -> bool:
-    return _is_symbolic(L) and bool(L == S)
+    return is_symbolic(L) and bool(L == S)
 
 
 def _unsaid(owner: Any, L: Any, S: Any) -> Exception:

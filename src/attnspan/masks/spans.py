@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import framework, look, namespace
+from attnspan.arrays import look, xp_of
 from attnspan.values import Value
 
 __all__ = ["Spans", "complement", "cover", "intersect", "make_spans", "trimmed", "union"]
@@ -45,20 +45,16 @@ class Spans(Value):
         return int(self.start.shape[-1])
 
 
-def _xp(x: Any) -> Any:
-    return namespace(framework(x) or "numpy")
-
-
 def make_spans(start: Any, stop: Any, S: Any) -> Spans:
     """Bring raw intervals, disjoint or empty, to the bound form: clip, mark the unused, sort."""
-    xp = _xp(start)
+    xp = xp_of(start)
     start, stop = xp.broadcast_arrays(start, stop)
     return _marked(xp.where(start < 0, 0, start), xp.where(stop > S, S, stop), S)
 
 
 def _marked(start: Any, stop: Any, S: Any) -> Spans:
     """Turn empty intervals into [S, S) and sort."""
-    xp = _xp(start)
+    xp = xp_of(start)
     used = start < stop
     start, stop = xp.where(used, start, S), xp.where(used, stop, S)
     if start.shape[-1] > 1:
@@ -68,7 +64,7 @@ def _marked(start: Any, stop: Any, S: Any) -> Spans:
 
 def intersect(a: Spans, b: Spans, S: Any) -> Spans:
     """Intersect: of all pairs of intervals at most R(a) + R(b) - 1 are not empty."""
-    xp = _xp(a.start)
+    xp = xp_of(a.start)
     start = xp.maximum(a.start[..., :, None], b.start[..., None, :])
     stop = xp.minimum(a.stop[..., :, None], b.stop[..., None, :])
     flat = (*start.shape[:-2], start.shape[-2] * start.shape[-1])
@@ -79,7 +75,7 @@ def intersect(a: Spans, b: Spans, S: Any) -> Spans:
 
 def union(a: Spans, b: Spans, S: Any) -> Spans:
     """Unite: with starts and stops sorted apart, a gap lies where stop n < start n+1."""
-    xp = _xp(a.start)
+    xp = xp_of(a.start)
     shape = np.broadcast_shapes(a.start.shape[:-1], b.start.shape[:-1])
 
     def merged(x: Any, y: Any) -> Any:
@@ -96,7 +92,7 @@ def union(a: Spans, b: Spans, S: Any) -> Spans:
 
 def complement(a: Spans, S: Any) -> Spans:
     """Complement within [0, S): the gaps before, between and behind the intervals."""
-    xp = _xp(a.start)
+    xp = xp_of(a.start)
     zero = xp.zeros_like(a.start[..., :1])
     start = xp.concat([zero, a.stop], axis=-1)
     stop = xp.concat([a.start, zero + S], axis=-1)

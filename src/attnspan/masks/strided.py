@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from attnspan.arrays import look
 from attnspan.errors import refusal
 from attnspan.masks.base import Mask
 from attnspan.masks.parameters import FAR, checked_align, counted, extent, four, offset
+from attnspan.values import show
 
 __all__ = ["Strided"]
 
@@ -55,10 +59,26 @@ class Strided(Mask):
         self._set("step", counted("step", self.step, least=1, what=what))
         what = "a phase of 0 or more, below the step"
         self._set("phase", counted("phase", self.phase, what=what))
-        if isinstance(self.step, int) and extent(self.phase)[1] >= self.step:
-            raise refusal("phase", self.phase, f"{what} of {self.step}")
+        _check_phase(self.step, self.phase, what)
         self._set("align", checked_align(self.align))
 
     def keep(self, q: Any, k: Any, L: Any = None, S: Any = None) -> Any:
         step = min(self.step, FAR) if isinstance(self.step, int) else four(self.step)
         return (q + offset(self.align, L, S, self) - k) % step == four(self.phase)
+
+
+def _check_phase(step: Any, phase: Any, what: str) -> None:
+    """Refuse a phase that is seen not to lie below its step: no key would be seen."""
+    if isinstance(step, int):
+        if extent(phase)[1] >= step:
+            raise refusal("phase", phase, f"{what} of {step}")
+        return
+    steps, phases = look(step), phase if isinstance(phase, int) else look(phase)
+    if steps is None or phases is None:
+        return
+    try:
+        beyond = four(np.asarray(phases)) >= four(steps)
+    except ValueError:  # batches or heads that differ are refused with the call's sizes
+        return
+    if beyond.any():
+        raise refusal("phase", show(phase), f"{what} of {show(step)}")

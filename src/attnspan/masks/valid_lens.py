@@ -7,10 +7,10 @@ from typing import Any
 
 from attnspan.arrays import is_array
 from attnspan.errors import refusal
-from attnspan.masks.base import Mask
+from attnspan.masks.base import Mask, as_mask
 from attnspan.masks.parameters import MaskSizes, check_axes, counted, four, within
 
-__all__ = ["ValidLens"]
+__all__ = ["ValidLens", "combined"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,3 +139,16 @@ class ValidLens(Mask):
 def _behind(n: Any, lens: Any) -> Any:
     """Give n - lens, where the last `lens` of n begin; far negative lengths must not wrap."""
     return n - lens * (lens > 0)
+
+
+def combined(valid_lens: Any, mask: Any, *, heads: bool = False) -> Mask | None:
+    """Give the one mask that valid lengths and a mask say together, None if both are None.
+
+    With heads, lengths (B, L) are (B, 1, L): they never speak of heads here.
+    """
+    if valid_lens is None:
+        return None if mask is None else as_mask(mask)
+    lens = ValidLens(valid_lens)
+    if heads and len(getattr(lens.lens, "shape", ())) == 2:
+        lens = ValidLens(lens.lens[:, None, :])
+    return lens if mask is None else lens & as_mask(mask)

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from attnspan.arrays import constant, device_of, framework, is_array, is_floating, look, namespace
+from attnspan.arrays import constant, device_of, is_array, is_floating, look, xp_of
 from attnspan.errors import describe, refusal
-from attnspan.shapes import Sizes, left_aligned
+from attnspan.shapes import Sizes, foreign, left_aligned
 from attnspan.values import Value
 
 __all__ = [
@@ -187,11 +187,6 @@ class Score(Value):
             )
 
 
-def xp_of(x: Any) -> Any:
-    """Give the namespace of an array."""
-    return namespace(framework(x) or "numpy")
-
-
 def in_dtype(x: Any, like: Any) -> Any:
     """Bring a parameter to the dtype of `like`; numbers stay numbers."""
     if not is_array(x):
@@ -233,7 +228,7 @@ def checked_number(name: str, x: Any, *, positive: bool = False) -> Any:
     if isinstance(x, (np.integer, np.floating)):
         x = float(x)
     if isinstance(x, bool) or not (isinstance(x, (int, float)) or is_array(x)):
-        raise refusal(name, x, needed)
+        raise refusal(name, *foreign(name, x)[:1], needed, foreign(name, x)[1])
     if is_array(x):
         if not is_floating(x) or len(x.shape) > 2:
             raise refusal(name, x, needed)
@@ -247,7 +242,10 @@ def checked_number(name: str, x: Any, *, positive: bool = False) -> Any:
 
 def checked_matrix(name: str, x: Any, axes: str, count: int) -> Any:
     """Check a matrix or vector parameter, with an optional leading H."""
-    if not is_array(x) or not is_floating(x) or len(x.shape) not in (count, count + 1):
+    if not is_array(x):
+        given, fix = foreign(name, x)
+        raise refusal(name, given, f"a floating-point array ({axes}) or (H, {axes})", fix)
+    if not is_floating(x) or len(x.shape) not in (count, count + 1):
         raise refusal(name, x, f"a floating-point array ({axes}) or (H, {axes})")
     return x
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import stop_gradient
+from attnspan.arrays import as_written, stop_gradient
 from attnspan.scores.base import DotForm, Score, aligned, checked_number, per_head, xp_of
 from attnspan.shapes import Sizes
 
@@ -21,7 +21,8 @@ class Gaussian(Score):
 
     Expanded it is a dot product with a key bias, so the (L, S, D) differences are never formed.
     Queries and keys are first taken relative to a query, so that a large common offset does
-    not cancel the digits. There is no square root: the gradient at q = k is 0.
+    not cancel the digits, and in units of σ, so that no σ is
+    too small. There is no square root: the gradient at q = k is 0.
 
     Parameters
     ----------
@@ -46,30 +47,62 @@ class Gaussian(Score):
         if self.bandwidth is not None:
             self._set("bandwidth", checked_number("bandwidth", self.bandwidth, positive=True))
 
-    def _precision(self, like: Any, sizes: Sizes | None = None) -> Any:
-        """Give 1/σ², lined up with the scores."""
+    def _sigma(self, like: Any, D: int, sizes: Sizes | None = None) -> Any:
+        """Give σ, lined up with the scores and no smaller than the dtype's smallest normal number."""
+        xp = xp_of(like)
+        limits = xp.finfo(like.dtype)
         if self.bandwidth is None:
-            return 1 / math.sqrt(max(like.shape[-1] if sizes is None else sizes.Dq, 1))
-        sigma = aligned(self.bandwidth, like, "bandwidth", sizes)
-        return 1 / (sigma * sigma)
+            return max(D, 1) ** 0.25
+        if isinstance(self.bandwidth, (int, float)):
+            return min(max(self.bandwidth, float(limits.smallest_normal)), float(limits.max))
+        return xp.clip(aligned(self.bandwidth, like, "bandwidth", sizes), limits.smallest_normal, limits.max)
 
     def pair(self, q: Any, k: Any) -> Any:
-        s = -0.5 * xp_of(q).sum((q - k) * (q - k), axis=-1)
-        if self.bandwidth is None:
-            return s / math.sqrt(max(q.shape[-1], 1))
-        return s * self._precision(s)
+        xp = xp_of(q)
+        with as_written(q):  # dividing by next to nothing is cut off below
+            difference = q - k
+            sigma = self._sigma(xp.sum(difference, axis=-1), q.shape[-1])
+            difference = difference / (sigma[..., None] if hasattr(sigma, "shape") else sigma)
+            most = math.sqrt(float(xp.finfo(difference.dtype).max) / max(q.shape[-1], 1))
+            difference = xp.clip(difference, -most, most)
+            return -0.5 * xp.sum(difference * difference, axis=-1)
 
     def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> DotForm:
         xp = xp_of(q)
         if not sizes.L:
             return DotForm(q, k)
         origin = _reference(q, live, sizes)
-        q = q - per_head(origin, sizes.H)
+        sigma = self._sigma(q, sizes.Dq, sizes)
+        q = _in_units(xp, q - per_head(origin, sizes.H), sigma)
         k = k - origin
-        precision = self._precision(q, sizes)
+        if hasattr(sigma, "shape") and len(sigma.shape) > 1 and sigma.shape[-3] > 1:  # keys per head
+            k = per_head(k, sizes.H)
+        k = _in_units(xp, k, sigma)
         key_bias = per_head(-0.5 * xp.sum(k * k, axis=-1)[..., None], sizes.H)[..., 0]
-        row = -0.5 * xp.sum(q * q, axis=-1, keepdims=True) * precision
-        return DotForm(q, k, precision, key_bias, row[..., 0])
+        return DotForm(q, k, 1.0, key_bias, -0.5 * xp.sum(q * q, axis=-1))
+
+
+def _in_units(xp: Any, x: Any, sigma: Any) -> Any:
+    """Divide by σ, so that no square or product overflows.
+
+    A vector too long for that is shortened to between one half of what fits and all of it, longer ones
+    still being longer: two such vectors stay apart, and each stays at no distance from itself.
+    """
+    D = x.shape[-1]
+    if not D:
+        return x
+    limits = xp.finfo(x.dtype)
+    most = float(limits.max)
+    half = math.sqrt(most / (32 * D))
+    x = xp.clip(x, limits.min, limits.max)
+    size = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True)
+    learned = hasattr(sigma, "shape")
+    log_sigma = xp.log(stop_gradient(sigma)) if learned else math.log(sigma)
+    beyond = xp.log(xp.where(size > 0, size, 1.0)) - log_sigma - math.log(half)  # of the length, e-folds
+    far = (beyond > 0) & (size > 0)
+    reach = math.log(most) - math.log(float(limits.smallest_normal)) - math.log(half)
+    shorter = half / xp.where(far, size, 1.0) * (1 + xp.where(far, beyond, 0.0) / reach)
+    return xp.where(far, x * shorter, x / (xp.where(far, 1.0, sigma) if learned else sigma))
 
 
 def _reference(q: Any, live: Any, sizes: Sizes) -> Any:

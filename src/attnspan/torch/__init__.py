@@ -7,7 +7,7 @@ from attnspan.errors import MissingDependencyError
 
 try:
     import array_api_compat  # noqa: F401  (the core needs it for PyTorch arrays)
-    import torch  # noqa: F401
+    import torch.utils._pytree  # noqa: F401
 except ImportError as error:
     raise MissingDependencyError(
         f'attnspan.torch needs PyTorch and array-api-compat ({error}): pip install "attnspan[torch]"'
@@ -25,6 +25,7 @@ from attnspan.torch.textbook import (
     DotProductAttention,
     GaussianAttention,
 )
+from attnspan.values import register_pytrees
 
 __all__ = [
     "AdditiveAttention",
@@ -41,3 +42,5 @@ __all__ = [
     "scaled_dot_product_attention",
     "show_heatmaps",
 ]
+
+register_pytrees()  # values made before their library was imported

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from attnspan.attention import attention, inspect
-from attnspan.errors import AttnspanError, refusal
-from attnspan.masks import Mask, ValidLens
-from attnspan.masks.base import as_mask
+from attnspan.errors import AttnspanError
+from attnspan.shapes import check_rate
 from attnspan.values import Value
 
-__all__ = ["AttentionModule", "Learned", "autocasted", "combined", "draw_seed"]
+__all__ = ["AttentionModule", "Learned", "autocasted", "draw_seed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +40,7 @@ class AttentionModule(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise refusal("dropout", dropout, "a rate p with 0 <= p < 1")
+        check_rate(dropout)
         self.dropout = nn.Dropout(dropout)
         self._latest: _Call | None = None
         self.remember = True
@@ -142,19 +140,6 @@ class Learned(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.forward())
-
-
-def combined(valid_lens: Any, mask: Any, *, heads: bool = False) -> Mask | None:
-    """Give the one mask that valid lengths and a mask say together, None if both are None.
-
-    With heads, lengths (B, L) are (B, 1, L): they never speak of heads here.
-    """
-    if valid_lens is None:
-        return None if mask is None else as_mask(mask)
-    lens = ValidLens(valid_lens)
-    if heads and len(getattr(lens.lens, "shape", ())) == 2:
-        lens = ValidLens(lens.lens[:, None, :])
-    return lens if mask is None else lens & as_mask(mask)
 
 
 def draw_seed(device: torch.device) -> Tensor:

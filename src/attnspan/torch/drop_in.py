@@ -93,6 +93,10 @@ def scaled_dot_product_attention(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+    for name, x in given.items():
+        if not isinstance(x, Tensor) and not (x is None and name == "attn_mask"):
+            raise refusal(name, x, "a tensor", f"write torch.as_tensor({name})")
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise refusal("query, key, value", _names(query, key, value), "two or more axes each")
     if attn_mask is None:

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnspan.errors import refusal
+from attnspan.masks.valid_lens import combined
 from attnspan.scores import ScaledDot
-from attnspan.torch.base import AttentionModule, Learned, combined
+from attnspan.shapes import check_split
+from attnspan.torch.base import AttentionModule, Learned
 
 __all__ = ["MultiHeadAttention"]
 
@@ -80,10 +82,7 @@ class MultiHeadAttention(AttentionModule):
     ) -> None:
         super().__init__(dropout)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-            raise refusal("num_heads", num_heads, f"a divisor of embed_dim = {embed_dim}")
-        if num_kv_heads < 1 or num_heads % num_kv_heads:
-            raise refusal("num_kv_heads", num_kv_heads, f"a divisor of num_heads = {num_heads}")
+        check_split(embed_dim, num_heads, num_kv_heads)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         kv_width = embed_dim // num_heads * num_kv_heads
         self.W_q = nn.Linear(embed_dim, embed_dim, bias=bias)

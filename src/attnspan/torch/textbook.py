@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnspan.errors import refusal
+from attnspan.masks.valid_lens import combined
 from attnspan.scores import Additive, Bilinear, Gaussian, ScaledDot
-from attnspan.torch.base import AttentionModule, Learned, combined
+from attnspan.shapes import check_widths
+from attnspan.torch.base import AttentionModule, Learned
 
 __all__ = ["AdditiveAttention", "BilinearAttention", "DotProductAttention", "GaussianAttention"]
 
@@ -123,7 +124,7 @@ class AdditiveAttention(_TextbookAttention):
 
     def __init__(self, query_size: int, key_size: int, num_hiddens: int, dropout: float = 0.0) -> None:
         super().__init__(dropout)
-        _check_widths(query_size=query_size, key_size=key_size, num_hiddens=num_hiddens)
+        check_widths(query_size=query_size, key_size=key_size, num_hiddens=num_hiddens)
         self.W_q = nn.Linear(query_size, num_hiddens, bias=False)
         self.W_k = nn.Linear(key_size, num_hiddens, bias=False)
         self.w_v = nn.Linear(num_hiddens, 1, bias=False)
@@ -207,7 +208,7 @@ class BilinearAttention(_TextbookAttention):
 
     def __init__(self, query_size: int, key_size: int, dropout: float = 0.0) -> None:
         super().__init__(dropout)
-        _check_widths(query_size=query_size, key_size=key_size)
+        check_widths(query_size=query_size, key_size=key_size)
         self.M = nn.Parameter(torch.empty(query_size, key_size))
         self.reset_parameters()
 
@@ -220,9 +221,3 @@ class BilinearAttention(_TextbookAttention):
 
     def extra_repr(self) -> str:
         return f"query_size={self.M.shape[0]}, key_size={self.M.shape[1]}"
-
-
-def _check_widths(**widths: int) -> None:
-    for name, width in widths.items():
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise refusal(name, width, "a width of 1 or more")
