@@ -114,7 +114,7 @@ def is_transformed(x: Any) -> bool:
 
 
 def has_tangent(x: Any) -> bool:
-    """Tell whether an array is seen to carry a forward tangent (in torch.func's transforms: may carry one)."""
+    """Tell whether an array is seen to carry a forward tangent, or may in torch.func's transforms."""
     kind = framework(x)
     if kind == "torch":
         torch = sys.modules["torch"]

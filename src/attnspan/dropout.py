@@ -23,7 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import as_written, framework, is_array, is_integer, is_torch_compiling, namespace
+from attnspan.arrays import (
+    arange,
+    as_written,
+    framework,
+    is_array,
+    is_integer,
+    is_torch_compiling,
+    namespace,
+    xp_of,
+)
 from attnspan.errors import refusal
 
 __all__ = ["is_generator", "keep_bits", "keys_kept", "row_draws", "row_words", "seed_words"]
@@ -110,22 +119,22 @@ def keep_bits(words: tuple[Any, Any], queries: Any, lead: tuple[int, ...], S: in
     bool array
         ``(*lead, L, S)``, True = keep.
     """
-    keys = namespace(framework(queries) or "numpy").arange(S, **_on(queries))
-    return keys_kept(row_draws(words, queries, lead), keys, p)
+    return keys_kept(row_draws(words, queries, lead), arange(S, queries), p)
 
 
 def row_draws(words: tuple[Any, Any], queries: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
     """Draw what the rows of `keep_bits` need once: two words a row, ``(*lead, L)``."""
     kind = framework(queries) or "numpy"
-    xp, on = namespace(kind), _on(queries)
+    xp = namespace(kind)
     wide = xp.int64 if kind == "torch" else xp.uint32
-    n = xp.astype(xp.arange(math.prod(lead), **on), wide).reshape((*lead, 1))
+    n = xp.astype(arange(math.prod(lead), queries), wide).reshape((*lead, 1))
     i = xp.astype(queries, wide)
     with as_written(queries):  # NumPy warns of scalars that wrap, as they are meant to
         if kind == "torch" and is_torch_compiling():
             from attnspan.torch_ops import opaque_row_words
 
-            low, high = (w if is_array(w) else xp.full((), w, dtype=wide, **on) for w in words)
+            device = queries.device
+            low, high = (w if is_array(w) else xp.full((), w, dtype=wide, device=device) for w in words)
             r1, r2 = opaque_row_words(i, n, low, high)
             return r1, r2
         return row_words(i, n, words)
@@ -134,17 +143,12 @@ def row_draws(words: tuple[Any, Any], queries: Any, lead: tuple[int, ...]) -> tu
 def keys_kept(rows: tuple[Any, Any], keys: Any, p: float) -> Any:
     """Draw which weights stay, ``(*lead, L, S)``, for rows of `row_draws` and positions of keys ``(S,)``."""
     r1, r2 = rows
-    keys = namespace(framework(keys) or "numpy").astype(keys, r1.dtype)
+    keys = xp_of(keys).astype(keys, r1.dtype)
     with as_written(keys):
         x = r1[..., None] ^ _times(keys, 0x9E3779B9)
         x = _times(x ^ (x >> 16), 0x7FEB352D)
         x = _times((x ^ (x >> 15)) ^ r2[..., None], 0x846CA68B)
         return (x ^ (x >> 16)) >= _word(int(p * 2**32), x)
-
-
-def _on(x: Any) -> dict[str, Any]:
-    """Say where new arrays are made, for namespaces that must be told."""
-    return {"device": x.device} if framework(x) == "torch" else {}
 
 
 def row_words(i: Any, n: Any, words: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -166,7 +166,9 @@ def _cost(request: Request, chosen: Implementation) -> Cost:
     item = request.q.dtype.itemsize
     out = calls * sizes.L * sizes.E
     moved = sum(math.prod(x.shape) for x in (request.q, request.k, request.v)) + out
-    return Cost(pairs, None if pairs is None else 2 * pairs * width, moved * item, chosen.intermediate(request))
+    return Cost(
+        pairs, None if pairs is None else 2 * pairs * width, moved * item, chosen.intermediate(request)
+    )
 
 
 def _visible_pairs(request: Request) -> int | None:

@@ -49,7 +49,7 @@ class Value:
 
     def map_arrays(self: V, fn: Callable[[Any], Any]) -> V:
         """Apply `fn` to every array in this value and in the values inside it."""
-        changed = {}
+        changed: dict[str, Any] = {}
         for name, value in self._items():
             if isinstance(value, Value):
                 changed[name] = value.map_arrays(fn)

@@ -205,7 +205,10 @@ def test_every_score_is_made_and_used_inside_one_compiled_graph() -> None:
         (lambda: Documents([0, 0, 0], each=Dense(np.eye(2, dtype=bool))), "each: .* fits every document"),
         (lambda: Strided(2, phase=3), "phase: given 3, needed a phase of 0 or more, below the step of 2"),
         (lambda: asp.attention(X, X, X, sink=torch.tensor(1.0)), "sink: given PyTorch float32"),
-        (lambda: asp.attention(X, X, X, score=lambda a, b: np.zeros((7, 4, 4))), r"float64 scores \(2, 3, 2\)"),
+        (
+            lambda: asp.attention(X, X, X, score=lambda a, b: np.zeros((7, 4, 4))),
+            r"float64 scores \(2, 3, 2\)",
+        ),
         (lambda: asp.inspect(X, X, X).weights(rows=[True, False]), "rows: given list, needed an integer"),
         (lambda: asp.inspect(X, X, X).weights(rows=4), r"rows: given \[4\], needed numbers between -4 and 3"),
         (lambda: asp.inspect(X, X, X).weights(heads=0), "heads: given 0, needed None"),

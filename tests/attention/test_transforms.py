@@ -60,7 +60,9 @@ def test_gradcheck(framework: str, score: str) -> None:
             continue
         for what in ("out", "lse") if one == "eager" else ("out",):
             fn = called(asked, list(x), one, what)
-            assert torch.autograd.gradcheck(fn, leaves, check_forward_ad=one in ("auto", "eager"), fast_mode=True)
+            assert torch.autograd.gradcheck(
+                fn, leaves, check_forward_ad=one in ("auto", "eager"), fast_mode=True
+            )
             assert torch.autograd.gradgradcheck(fn, leaves, fast_mode=True)
     out = called(asked, list(x), "auto")(*leaves)
     (dq,) = torch.autograd.grad(out.sum(), leaves[:1], create_graph=True)

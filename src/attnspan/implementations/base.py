@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import constant, device_of, framework, look, namespace, stop_gradient
+from attnspan.arrays import constant, device_of, look, stop_gradient, xp_of
 from attnspan.biases import ALiBi
 from attnspan.masks.bound import frame_of
 from attnspan.request import Request, mask_sizes
@@ -28,8 +28,8 @@ __all__ = [
     "any_of_group",
     "dense_bias",
     "either",
-    "finite_in",
     "finished",
+    "finite_in",
     "poisoned_rows",
     "prepared",
     "scored",
@@ -126,7 +126,7 @@ def finished(request: Request, out: Any, lse: Any, poisoned: Any) -> Any:
 def scored(form: Form, softcap: Any, bias: Any) -> Any:
     """Write out the scores that the softmax takes: finite, capped, with the bias added."""
     s = form.scores()
-    xp = namespace(framework(s) or "numpy")
+    xp = xp_of(s)
     if not isinstance(form, CalledForm):
         limits = xp.finfo(s.dtype)
         s = xp.clip(s, limits.min, limits.max)  # finite inputs have finite scores
@@ -136,7 +136,7 @@ def scored(form: Form, softcap: Any, bias: Any) -> Any:
 
 
 def _capped(xp: Any, s: Any, softcap: Any) -> Any:
-    """softcap · tanh(s / softcap); where s is small beside the cap, that is s to the last bit."""
+    """Softcap · tanh(s / softcap); where s is small beside the cap, that is s to the last bit."""
     limits = xp.finfo(s.dtype)
     if isinstance(softcap, float):
         cap: Any = min(max(softcap, float(limits.tiny)), float(limits.max))
@@ -206,7 +206,9 @@ def finite_in(xp: Any, x: Any, dtype: Any) -> Any:
     if x.dtype == dtype:
         return x
     limits = xp.finfo(dtype)
-    return xp.astype(xp.clip(x, limits.min, limits.max), dtype) if x.dtype == xp.float64 else xp.astype(x, dtype)
+    return (
+        xp.astype(xp.clip(x, limits.min, limits.max), dtype) if x.dtype == xp.float64 else xp.astype(x, dtype)
+    )
 
 
 def with_middle_axes(x: Any, sizes: Sizes) -> Any:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attnspan.arrays import arange
 from attnspan.dropout import keep_bits
 from attnspan.implementations.base import (
     Implementation,
@@ -88,8 +89,7 @@ def _rows(request: Request, queries: Any = None) -> _Rows:
 def _dropped(request: Request, weights: Any) -> Any:
     """Drop weights by the counter's bits and scale the rest."""
     xp, sizes, p = request.xp, request.sizes, request.dropout
-    on = {"device": request.q.device} if request.kind == "torch" else {}
-    keep = keep_bits((request.low, request.high), xp.arange(sizes.L, **on), sizes.lead, sizes.S, p)
+    keep = keep_bits((request.low, request.high), arange(sizes.L, request.q), sizes.lead, sizes.S, p)
     return xp.where(keep, weights / (1 - p), 0.0)
 
 

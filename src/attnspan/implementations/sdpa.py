@@ -103,6 +103,7 @@ def _attended(request: Request, causal: bool) -> Any:
     if fits is False:
         q, k, v = (xp.astype(x, request.accumulation, copy=False) for x in (q, k, v))
         form = request.score.lower(q, k, usable(sees, bad_q), sizes)
+        assert isinstance(form, DotForm)
         limits = xp.finfo(request.accumulation)
         scores = xp.clip(form.scores(), limits.min, limits.max)  # scaled before they can overflow
         broken = xp.isnan(scores)

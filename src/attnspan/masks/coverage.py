@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attnspan.arrays import counts, cumulative_sum, framework, namespace, segment
+from attnspan.arrays import arange, counts, cumulative_sum, framework, segment, xp_of
 from attnspan.masks.bound import Bound
 from attnspan.masks.spans import Spans, cover
 
@@ -53,7 +53,7 @@ def queries_seeing(bound: Bound, bad: Any, L: int, S: int) -> Any:
     if bound.bits is not None:
         flags = bad[..., None, :]
         return _over_blocks(bound, L, S, lambda seen, i: (seen & flags).any(-1), _joined)
-    xp = namespace(framework(bad) or "numpy")
+    xp = xp_of(bad)
     spans = bound.spans
     before = cumulative_sum(xp.astype(bad, xp.int32))
     before = xp.concat([xp.zeros_like(before[..., :1]), before], axis=-1)  # bad keys before each position
@@ -68,11 +68,11 @@ def queries_seeing(bound: Bound, bad: Any, L: int, S: int) -> Any:
 
 
 def tiles_covered(spans: Spans, L: int, S: int, tile: tuple[int, int]) -> tuple[Any, Any]:
-    """Say of each tile whether the spans touch it, and whether they cover it: bool `(ceil(L/..), ceil(S/..))`.
+    """Say of each tile whether the spans touch it, and whether they cover it: bool `(rows, columns)`.
 
     A tile of the last column ends at S, one of the last row at L. All batch elements and heads count.
     """
-    xp = namespace(framework(spans.start) or "numpy")
+    xp = xp_of(spans.start)
     rows, columns = -(-L // tile[0]), -(-S // tile[1])
     start, stop = (xp.broadcast_to(x, (*x.shape[:-2], L, spans.R)) for x in (spans.start, spans.stop))
     used = start < stop
@@ -80,28 +80,27 @@ def tiles_covered(spans: Spans, L: int, S: int, tile: tuple[int, int]) -> tuple[
 
     def spread(first: Any, last: Any, used: Any) -> Any:
         """Count for each tile the rows whose intervals reach from its column `first` to `last`."""
-        ranks = xp.arange(L, dtype=xp.int32, **({"device": start.device} if framework(start) == "torch" else {}))
+        ranks = arange(L, start, xp.int32)
         base = (ranks // tile[0] * (columns + 1))[:, None]
         total = 0
         for edge, sign in ((first, 1), (last, -1)):
             places = xp.where(used, edge, columns) + base  # the spare column takes what is not used
-            total = total + sign * counts(places.reshape(-1), rows * (columns + 1)).reshape((rows, columns + 1))
+            total = total + sign * counts(places.reshape(-1), rows * (columns + 1)).reshape(
+                (rows, columns + 1)
+            )
         return cumulative_sum(total)[:, :columns]
 
     touched = spread(start // tile[1], -(-stop // tile[1]), used) > 0
     first, last = -(-start // tile[1]), ends // tile[1]
     whole = spread(first, last, used & (first < last))
-    heads = math.prod(start.shape[:-2])
-    full = [heads * min(tile[0], L - i * tile[0]) for i in range(rows)]
-    like = {"device": start.device} if framework(start) == "torch" else {}
-    return touched, whole == xp.asarray(full, dtype=xp.int32, **like)[:, None]
+    above = arange(rows, start, xp.int32) * tile[0]
+    pairs = xp.clip(L - above, None, tile[0]) * math.prod(start.shape[:-2])  # rows of a tile, over all heads
+    return touched, whole == pairs[:, None]
 
 
 def _over_blocks(bound: Bound, L: int, S: int, ask: Any, join: Any) -> Any:
     """Ask a question of the mask written out, block of queries by block."""
-    xp = namespace(framework(bound.spans.start) or "numpy")
-    on = {"device": bound.spans.start.device} if framework(bound.spans.start) == "torch" else {}
-    k = xp.arange(S, dtype=xp.int32, **on)
+    k = arange(S, bound.spans.start, xp_of(bound.spans.start).int32)
     step = max(1, min(L, _BLOCK // max(1, S)))
     alike = all(x.shape[-2] == 1 for _, x in bound.arrays())
     if alike:
@@ -110,7 +109,7 @@ def _over_blocks(bound: Bound, L: int, S: int, ask: Any, join: Any) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    xp = namespace(framework(parts[0]) or "numpy")
+    xp = xp_of(parts[0])
     return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
 
 

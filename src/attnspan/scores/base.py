@@ -41,6 +41,8 @@ __all__ = [
 
 F = TypeVar("F", bound="Form")
 
+Axes = dict[str, tuple[int | None, int | None]]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Form(Value):
@@ -49,7 +51,7 @@ class Form(Value):
     `AXES` says on which axis of each array its queries and its keys lie, or None.
     """
 
-    AXES: ClassVar[dict[str, tuple[int | None, int | None]]] = {}
+    AXES: ClassVar[Axes] = {}
 
     @abstractmethod
     def scores(self) -> Any:
@@ -95,7 +97,12 @@ class DotForm(Form):
         ``(..., H, L)``: softmax ignores it, log-sum-exp needs it.
     """
 
-    AXES = {"q": (-2, None), "k": (None, -2), "key_bias": (None, -1), "row_constant": (-1, None)}
+    AXES: ClassVar[Axes] = {
+        "q": (-2, None),
+        "k": (None, -2),
+        "key_bias": (None, -1),
+        "row_constant": (-1, None),
+    }
 
     q: Any
     k: Any
@@ -126,7 +133,7 @@ class AdditiveForm(Form):
         ``(F,)`` or ``(H, 1, 1, F)``.
     """
 
-    AXES = {"a": (-2, None), "b": (None, -2)}
+    AXES: ClassVar[Axes] = {"a": (-2, None), "b": (None, -2)}
 
     a: Any
     b: Any

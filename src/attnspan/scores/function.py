@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from attnspan.arrays import framework, is_array, is_floating
 from attnspan.errors import describe, refusal
-from attnspan.scores.base import Form, Score, per_head, xp_of
+from attnspan.scores.base import Axes, Form, Score, per_head, xp_of
 from attnspan.shapes import Sizes, inner, outer
 
 __all__ = ["CalledForm", "Function", "as_function"]
@@ -66,7 +66,7 @@ class CalledForm(Form):
         The number of axes the caller's q has.
     """
 
-    AXES = {"q": (-2, None), "k": (None, -2)}
+    AXES: ClassVar[Axes] = {"q": (-2, None), "k": (None, -2)}
 
     q: Any
     k: Any
@@ -90,7 +90,7 @@ class CalledForm(Form):
                 "score",
                 f"a function that returned {describe(s)}",
                 f"{describe(q).split('[')[0]} scores {wanted}",
-                f"it was given queries {tuple(q.shape)} and keys {tuple(k.shape)}; it is called with parts of them",
+                f"it got queries {tuple(q.shape)} and keys {tuple(k.shape)}: parts, it may be, of the whole",
             )
         xp = xp_of(q)
         return xp.astype(inner(xp.broadcast_to(s, wanted), ndim), q.dtype, copy=False)

@@ -25,14 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import (
-    accumulation_dtype,
-    device_of,
-    framework,
-    full_like_shape,
-    namespace,
-    stop_gradient,
-)
+from attnspan.arrays import accumulation_dtype, device_of, full_like_shape, stop_gradient, xp_of
 from attnspan.statistics.dense import Statistics, jacobian_norm, statistics_where
 from attnspan.values import Value
 
@@ -93,7 +86,7 @@ class RunningStatistics(Value):
         A query that saw no key has log-sum-exp -inf and statistics 0; one that saw a NaN or an
         infinity has NaN everywhere.
         """
-        xp, n = _namespace(self.top), self.n
+        xp, n = xp_of(self.top), self.n
         sees, known = n > 0, self.top < float("inf")
         gap, share, total = self._parts()
         p, second = 1 / total, share / total  # the weights of a key at `top`, and of one at `second`
@@ -113,7 +106,7 @@ class RunningStatistics(Value):
         `s` and `keep` as in `update`. This takes a second pass over the scores; measured from the
         maximum and not from the log-sum-exp, whose last place is coarse where the scores are large.
         """
-        xp = _namespace(self.top)
+        xp = xp_of(self.top)
         s, keep = _prepared(s, keep, self.top.dtype)
         top, (_, _, total) = self.top[..., None], self._parts()
         total = xp.where(top < float("inf"), total[..., None], float("nan"))
@@ -121,7 +114,7 @@ class RunningStatistics(Value):
 
     def _parts(self) -> tuple[Any, Any, Any]:
         """Give second - top, e to that, and the sum of all e^(s - top) (1 where no key was seen)."""
-        xp = _namespace(self.top)
+        xp = xp_of(self.top)
         gap = xp.clip(self.second - self.top, FAR, 0.0)
         share = xp.exp(gap)
         return gap, share, xp.where(self.n > 0, self.n + share * self.r1, 1.0)
@@ -164,7 +157,7 @@ class RunningMean(Value):
         """
         if s.shape[-1] == 0:
             return self
-        xp = _namespace(self.top)
+        xp = xp_of(self.top)
         s, keep = _prepared(s, keep, self.top.dtype)
         top = xp.maximum(self.top, xp.max(_filled(xp, s, keep), axis=-1))
         e = xp.where(keep, xp.exp(s - top[..., None]), 0.0)
@@ -178,13 +171,13 @@ class RunningMean(Value):
 
     def finish(self) -> Any:
         """Give the mean, ``(..., L)``: 0 where no key was seen, NaN where a NaN or infinity was."""
-        xp = _namespace(self.top)
+        xp = xp_of(self.top)
         return self.weighted / xp.where(self.total == 0, 1.0, self.total)
 
 
 def _of_tile(s: Any, keep: Any) -> RunningStatistics:
     """Take the sums of one tile."""
-    xp = _namespace(s)
+    xp = xp_of(s)
     top = xp.max(_filled(xp, s, keep), axis=-1, keepdims=True)
     is_top = keep & (s == top)
     n = xp.sum(xp.astype(is_top, s.dtype), axis=-1)
@@ -198,7 +191,7 @@ def _of_tile(s: Any, keep: Any) -> RunningStatistics:
 
 def _merged(x: RunningStatistics, y: RunningStatistics) -> RunningStatistics:
     """Join what was seen of two sets of keys: the lower of two maxima joins the others."""
-    xp = _namespace(x.top)
+    xp = xp_of(x.top)
     top = xp.maximum(x.top, y.top)
     lowest = xp.finfo(top.dtype).min
     n = xp.where(x.top == top, x.n, 0.0) + xp.where(y.top == top, y.n, 0.0)
@@ -217,7 +210,7 @@ def _merged(x: RunningStatistics, y: RunningStatistics) -> RunningStatistics:
 
 def _prepared(s: Any, keep: Any, dtype: Any) -> tuple[Any, Any]:
     """Give the scores in the dtype of the sums, without gradient, and which of them count."""
-    s = _namespace(s).astype(stop_gradient(s), dtype, copy=False)
+    s = xp_of(s).astype(stop_gradient(s), dtype, copy=False)
     there = s != -float("inf")
     return s, there if keep is None else keep & there
 
@@ -229,13 +222,9 @@ def _filled(xp: Any, s: Any, keep: Any) -> Any:
 
 def _lowest(shape: tuple[int, ...], like: Any) -> Any:
     dtype = accumulation_dtype(like)
-    xp = _namespace(like)
+    xp = xp_of(like)
     return full_like_shape(xp, device_of(like), shape, xp.finfo(dtype).min, dtype)
 
 
 def _zeros(shape: tuple[int, ...], like: Any) -> Any:
-    return full_like_shape(_namespace(like), device_of(like), shape, 0.0, accumulation_dtype(like))
-
-
-def _namespace(x: Any) -> Any:
-    return namespace(framework(x) or "numpy")
+    return full_like_shape(xp_of(like), device_of(like), shape, 0.0, accumulation_dtype(like))

@@ -29,7 +29,6 @@ from attnspan.implementations.base import (
     prepared,
     with_middle_axes,
 )
-from attnspan.implementations.tiled import walk
 from attnspan.implementations.tiled.problem import Problem, Scoring
 from attnspan.masks.bits import pack
 from attnspan.masks.bound import Bound, all_keys, both, frame_of
@@ -59,7 +58,11 @@ def reasons_against(request: Request) -> list[str]:
         reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
     if any(has_tangent(x) for _, x in request.arrays()):
         reasons.append("it has no derivative under forward mode")
-    if not reasons and isinstance(request.score, Function) and _loops(request.kind).closes_over_traced(request):
+    if (
+        not reasons
+        and isinstance(request.score, Function)
+        and _loops(request.kind).closes_over_traced(request)
+    ):
         reasons.append(
             f"the score {request.score!r} closes over an array that is traced or has a gradient, which would "
             "be lost: bind it by name, functools.partial(fn, W=W)"
@@ -152,14 +155,18 @@ def _tile(request: Request) -> tuple[int, int]:
 
 
 def _loops(kind: str) -> ModuleType:
-    """Give the loops of a library."""
+    """Give the loops of a library; each imports its own."""
     if kind == "torch":
-        from attnspan.implementations.tiled import torch as loops
-    elif kind == "jax":
-        from attnspan.implementations.tiled import jax as loops
-    else:
-        from attnspan.implementations.tiled import walk as loops
-    return loops
+        from attnspan.implementations.tiled import torch
+
+        return torch
+    if kind == "jax":
+        from attnspan.implementations.tiled import jax
+
+        return jax
+    from attnspan.implementations.tiled import walk
+
+    return walk
 
 
 TILED = Implementation("tiled", reasons_against, attend, intermediate, look_at)

@@ -91,7 +91,9 @@ def _backward(grid: Grid, kept: Any, arrived: Any) -> Any:
 
 
 _tiled.defvjp(_forward, _backward)
-_compiled = jax.jit(_tiled, static_argnums=0)  # outside jit too: a loop is compiled anew wherever it is written
+_compiled = jax.jit(
+    _tiled, static_argnums=0
+)  # outside jit too: a loop is compiled anew wherever it is written
 
 
 def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
@@ -182,9 +184,7 @@ def _padded(problem: Problem, tile: tuple[int, int]) -> tuple[Grid, Problem]:
         zero = jnp.zeros((1,) * (problem.v.ndim - 1) + (1,), jnp.int32)
         bound = Bound(Spans(zero, zero + S))
     if bound is not None:
-        bound = bound.map_arrays(
-            lambda x: longer(x, -2, None, mode="constant") if x.shape[-2] > 1 else x
-        )
+        bound = bound.map_arrays(lambda x: longer(x, -2, None, mode="constant") if x.shape[-2] > 1 else x)
     return grid, replace(
         problem, scoring=problem.scoring.cut(longer), v=longer(problem.v, None, -2), bound=bound
     )

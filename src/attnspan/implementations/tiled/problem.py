@@ -13,9 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from attnspan.arrays import framework, full_like_shape, is_array, is_floating, namespace, segment
+from attnspan.arrays import (
+    arange,
+    device_of,
+    full_like_shape,
+    is_array,
+    is_floating,
+    segment,
+    xp_of,
+)
 from attnspan.biases import ALiBi
 from attnspan.dropout import keys_kept, row_draws
 from attnspan.implementations.base import scored, weighted, with_middle_axes
@@ -46,7 +54,8 @@ __all__ = [
 ]
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """Some queries, or some keys: where they start, how many they are, and of how many."""
 
     start: Any
@@ -141,9 +150,7 @@ class Problem(Value):
 
     def positions(self, part: Part) -> Any:
         """Give the positions of queries or keys, int32."""
-        xp = _xp(self.v)
-        on = {"device": self.v.device} if framework(self.v) == "torch" else {}
-        return part.start + xp.arange(part.count, dtype=xp.int32, **on)
+        return part.start + arange(part.count, self.v, xp_of(self.v).int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +209,7 @@ class Rows:
             return p
         share = self.problem.dropout
         stay = keys_kept(self.draws, self.problem.positions(columns), share)
-        return _xp(p).where(stay, p / (1 - share), 0.0)
+        return xp_of(p).where(stay, p / (1 - share), 0.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,7 +230,7 @@ class Sums(Value):
 
 
 def one_pair(request: Request, zeros: Callable[[tuple[int, ...]], Any]) -> CalledForm:
-    """Give the form of a score function for one query and one key of a call: all arrays are ``zeros(shape)``."""
+    """Give a score function's form for one query and one key of a call, all arrays ``zeros(shape)``."""
     sizes, score = request.sizes, request.score
     assert isinstance(score, Function)
     q, k = zeros((*sizes.lead, 1, sizes.Dq)), zeros((*sizes.lead[:-1], sizes.G, 1, sizes.Dk))
@@ -232,24 +239,25 @@ def one_pair(request: Request, zeros: Callable[[tuple[int, ...]], Any]) -> Calle
 
 def started(rows: Rows) -> Sums:
     """Give the sums before the first tile."""
-    problem, xp = rows.problem, _xp(rows.problem.v)
+    problem, xp = rows.problem, xp_of(rows.problem.v)
     lead, dtype = (*problem.sizes.lead, rows.part.count), problem.v.dtype
-    device = problem.v.device if framework(problem.v) == "torch" else None
 
     def full(last: int, value: float) -> Any:
-        return full_like_shape(xp, device, (*lead, last), value, dtype)
+        return full_like_shape(xp, device_of(problem.v), (*lead, last), value, dtype)
 
     return Sums(full(1, xp.finfo(dtype).min), full(1, 0.0), full(problem.v.shape[-1], 0.0))
 
 
 def absorbed(rows: Rows, sums: Sums, columns: Part, keep: Any) -> Sums:
     """Add one tile of keys to the sums."""
-    xp, v = _xp(sums.top), _segment(rows.problem.v, -2, columns)
+    xp, v = xp_of(sums.top), _segment(rows.problem.v, -2, columns)
     scoring = rows.tile(columns)
     s = rows.scores(scoring, columns)
     keep = _there(scoring, s, keep)
     lowest = xp.finfo(s.dtype).min
-    top = xp.maximum(sums.top, xp.max(s if keep is None else xp.where(keep, s, lowest), axis=-1, keepdims=True))
+    top = xp.maximum(
+        sums.top, xp.max(s if keep is None else xp.where(keep, s, lowest), axis=-1, keepdims=True)
+    )
     p = xp.exp(s - top)
     if keep is not None:
         p = xp.where(keep, p, 0.0)
@@ -260,7 +268,7 @@ def absorbed(rows: Rows, sums: Sums, columns: Part, keep: Any) -> Sums:
 
 def settled(sums: Sums) -> tuple[Any, Any]:
     """Give (out, log-sum-exp) after the last tile; an empty row is 0 and -inf."""
-    xp = _xp(sums.top)
+    xp = xp_of(sums.top)
     empty = sums.total == 0
     total = xp.where(empty, 1.0, sums.total)
     lse = xp.where(empty, -float("inf"), sums.top + xp.log(total))
@@ -303,7 +311,7 @@ class Back(Value):
     @classmethod
     def of(cls, out: Any, lse: Any, out_gradient: Any, lse_gradient: Any) -> Back:
         """Prepare the gradients that arrive: those of empty rows may be anything, and go nowhere."""
-        xp = _xp(out)
+        xp = xp_of(out)
         empty = lse == -float("inf")
         g = xp.where(empty[..., None], 0.0, out_gradient)
         delta = xp.sum(g * out, axis=-1) - xp.where(empty, 0.0, lse_gradient)
@@ -322,7 +330,7 @@ def gradients(
     ``vjp(f, leaves)`` gives f(leaves) and its pullback, as the framework has it.
     """
     problem = rows.problem
-    xp, v = _xp(problem.v), _segment(problem.v, -2, columns)
+    xp, v = xp_of(problem.v), _segment(problem.v, -2, columns)
     scoring = rows.tile(columns)
     s, pull = vjp(lambda leaves: rows.scores(scoring.with_leaves(leaves), columns), scoring.leaves())
     keep = _there(scoring, s, keep)
@@ -353,7 +361,3 @@ def _grouped_sum(xp: Any, p: Any, g: Any, G: int) -> Any:
 
 def _segment(x: Any, axis: int | None, part: Part) -> Any:
     return x if axis is None or part.count == part.whole else segment(x, axis, part.start, part.count)
-
-
-def _xp(x: Any) -> Any:
-    return namespace(framework(x) or "numpy")

@@ -21,7 +21,7 @@ def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     leaves = problem.scoring.leaves()
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in (problem.v, *leaves)):
         return walk.attend(problem, tile)
-    return _Tiled.apply(problem, tile, problem.v, *leaves)  # type: ignore[no-untyped-call]
+    return _Tiled.apply(problem, tile, problem.v, *leaves)
 
 
 class _Tiled(torch.autograd.Function):
@@ -48,8 +48,12 @@ class _Tiled(torch.autograd.Function):
 
 def _vjp(f: Callable[[Any], Any], leaves: list[Any]) -> tuple[Any, Callable[[Any], Any]]:
     """Give f(leaves) and its pullback; a derivative of this one is asked for only where a graph is."""
-    if torch.is_grad_enabled() or is_torch_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return torch.func.vjp(lambda *x: f(x), *leaves)  # type: ignore[no-any-return]
+    if (
+        torch.is_grad_enabled()
+        or is_torch_compiling()
+        or torch._C._functorch.maybe_current_level() is not None
+    ):
+        return torch.func.vjp(lambda *x: f(x), *leaves)
     own = [x.detach().requires_grad_() for x in leaves]
     with torch.enable_grad():
         s = f(own)

@@ -1,11 +1,11 @@
-"""The walk over tiles as Python loops: for NumPy, and for PyTorch, whose operations run as they are called."""
+"""The walk over tiles as Python loops: for NumPy and PyTorch, whose operations run as they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attnspan.arrays import framework, look, namespace, segment
+from attnspan.arrays import look, segment, xp_of
 from attnspan.implementations.tiled.problem import (
     Back,
     Part,
@@ -21,6 +21,8 @@ from attnspan.implementations.tiled.problem import (
 )
 from attnspan.masks.coverage import tiles_covered
 from attnspan.request import Request
+
+Place = tuple[int | None, int | None]
 
 __all__ = ["attend", "backward", "closes_over_traced", "statistics"]
 
@@ -59,7 +61,7 @@ def tiles_of(problem: Problem, tile: tuple[int, int]) -> Iterator[tuple[Rows, li
 
 def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     """Give (out, log-sum-exp)."""
-    xp = namespace(framework(problem.v) or "numpy")
+    xp = xp_of(problem.v)
     done = []
     for rows, tiles in tiles_of(problem, tile):
         sums = started(rows)
@@ -71,7 +73,7 @@ def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
 
 def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
     """Give the fields of `Statistics`, each ``(..., H, L)``."""
-    xp = namespace(framework(problem.v) or "numpy")
+    xp = xp_of(problem.v)
     done = []
     for rows, tiles in tiles_of(problem, tile):
         running = look_started(rows)
@@ -109,9 +111,11 @@ def _add(found: dict[Any, Any], place: Any, g: Any) -> None:
     found[place] = found[place] + g if place in found else g
 
 
-def _joined(found: dict[Any, Any], x: Any, place: tuple[int | None, int | None], tile: tuple[int, int]) -> Any:
+def _joined(
+    found: dict[Any, Any], x: Any, place: tuple[int | None, int | None], tile: tuple[int, int]
+) -> Any:
     """Join the gradients of the parts of `x`; a part that no tile touched has gradient 0."""
-    xp = namespace(framework(x) or "numpy")
+    xp = xp_of(x)
 
     def along(axis: int | None, step: int) -> list[Part]:
         return [Part(0, 1, 1)] if axis is None else parts(x.shape[axis], step)
