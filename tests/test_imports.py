@@ -88,6 +88,12 @@ def leaf(module: str) -> str | None:
     return module.split(".")[2] if module.count(".") > 1 else None
 
 
+def outside(target: str, module: str) -> bool:
+    """Tell whether an implementation's file imports what belongs to another implementation."""
+    its_own = module.split(".")[:3]  # a file, or a folder and all that is in it
+    return leaf(target) not in SHARED and target.split(".")[:3] != its_own
+
+
 def wrong_imports(code: str, module: str, is_package: bool = False) -> list[str]:
     """Say what is wrong with each import in one file; empty means that all point down."""
     here = room(module)
@@ -105,7 +111,7 @@ def wrong_imports(code: str, module: str, is_package: bool = False) -> list[str]
             wrong.append(f"{where}: {there!r} stands in no layer")
         elif RANK[there] > RANK[here]:
             wrong.append(f"{where}: {there} stands above {here}")
-        elif here == there == "implementations" and not is_package and leaf(target) not in SHARED:
+        elif here == there == "implementations" and not is_package and outside(target, module):
             wrong.append(f"{where}: implementations never import each other")
     return wrong
 

@@ -39,6 +39,7 @@ __all__ = [
     "look",
     "namespace",
     "pack_bits",
+    "pinned",
     "search_sorted",
     "segment",
     "stop_gradient",
@@ -265,6 +266,18 @@ def as_written(x: Any) -> Any:
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return torch.autocast(device, enabled=False)
     return nullcontext()
+
+
+def pinned(x: Any) -> Any:
+    """Keep the values of `x` the same for all who use them.
+
+    XLA may compute an array once for each use, each rounded its own way, and then x == max(x) may hold
+    nowhere. An optimization barrier goes too early to prevent that; what a loop carries stays.
+    """
+    if framework(x) != "jax":
+        return x
+    jax = sys.modules["jax"]
+    return jax.lax.fori_loop(0, 2, lambda i, y: jax.numpy.where(i == 0, x, y), jax.numpy.zeros_like(x))
 
 
 def stop_gradient(x: Any) -> Any:

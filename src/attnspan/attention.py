@@ -51,8 +51,10 @@ def attention(
         3-D ``(B, L, D)``, or 4-D ``(B, H, L, D)`` with heads; k and v may have G heads where G
         divides H, and query head h uses key/value head h // (H/G).
     score : Score or callable, optional
-        How well a key matches; by default ``ScaledDot()``. A function gets the queries ``(..., L, D)``
-        and keys ``(..., S, D)`` and returns the scores ``(..., L, S)``.
+        How well a key matches; by default ``ScaledDot()``. A function gets some of the queries
+        ``(..., L, D)`` and of the keys ``(..., S, D)``, in the caller's number of axes, and returns
+        their scores ``(..., L, S)``: a long call is cut into tiles. Arrays it learns from are bound by
+        name, ``functools.partial(fn, W=W)``.
     mask : Mask or bool array, optional
         Which keys a query sees, True = may attend; by default all.
     bias : array or ALiBi, optional
@@ -150,7 +152,7 @@ def plan(
     >>> x = np.ones((1, 4, 2))
     >>> p = asp.plan(x, x, x, mask=Causal())
     >>> p.implementation, p.cost.pairs
-    ('eager', 10)
+    ('tiled', 10)
     """
     request = request_of(
         q, k, v, score=score, mask=mask, bias=bias, softcap=softcap, sink=sink, align=align,
@@ -176,8 +178,8 @@ def inspect(
 ) -> Inspection:
     """Compute attention and keep what one may want to look at; looking changes nothing.
 
-    `out` comes from the very path `attention` takes, bit for bit. Log-sum-exp, statistics and weights
-    come from a second pass over q and k.
+    `out` comes from the very path `attention` takes, bit for bit. Log-sum-exp and statistics come from a
+    second pass over q and k, in tiles where that can be; weights are written out when asked for.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from attnspan.masks.parameters import MaskSizes, within
 from attnspan.shapes import outer
 from attnspan.values import as_array
 
-__all__ = ["masked_logsumexp", "masked_softmax", "softmax_parts"]
+__all__ = ["exp_below", "masked_logsumexp", "masked_softmax", "softmax_parts"]
 
 
 def masked_softmax(scores: Any, valid_lens: Any = None, *, mask: Any = None) -> Any:
@@ -121,12 +121,23 @@ def softmax_parts(s: Any, keep: Any) -> tuple[Any, Any]:
     else:
         filled = xp.where(keep, stop_gradient(s), xp.finfo(s.dtype).min)
         top = xp.max(filled, axis=-1, keepdims=True)
-    e = xp.where(keep, xp.exp(xp.where(keep, s, top) - top), 0.0)
+    e = xp.where(keep, exp_below(xp, xp.where(keep, s, top) - top), 0.0)
     total = xp.sum(e, axis=-1, keepdims=True)
     empty = ~xp.any(keep, axis=-1, keepdims=True)
     total = xp.where(empty, 1.0, total)
     lse = xp.where(empty, -float("inf"), xp.log(total) + top)
     return xp.where(keep, e / total, 0.0), lse[..., 0]  # a total of NaN is no news of excluded keys
+
+
+def exp_below(xp: Any, x: Any) -> Any:
+    """Exponentiate the differences of scores and a score that is not below them.
+
+    In JAX they may be above 0, where XLA rounds a score once for each use, or -inf, where its
+    exponential is NaN on CPUs. e^-1000 is 0 in float64 too.
+    """
+    if framework(x) == "jax":
+        x = xp.clip(x - stop_gradient(xp.clip(x, 0.0, None)), -1000.0, None)
+    return xp.exp(x)
 
 
 def _accumulated(scores: Any, valid_lens: Any, mask: Any) -> tuple[Any, Any]:

@@ -27,9 +27,8 @@ def one_thread() -> Iterator[None]:
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut even these small requests into several tiles, whose sizes divide none of their lengths.
 
-    JAX compiles a loop for each request: in a plain run only `test_tiled.py` has it do so.
+    Compilers take long over loops: in a plain run only `test_tiled.py` has them do so.
     """
-    callspec = getattr(request.node, "callspec", None)
-    in_jax = callspec is not None and callspec.params.get("framework") == "jax"
-    if not in_jax or request.config.option.markexpr == "sweep":
+    compiled = "compiled" in request.node.name or "jax" in request.node.name
+    if not compiled or request.config.option.markexpr == "sweep":
         monkeypatch.setattr(tiled, "TILE", (3, 2))

@@ -243,7 +243,7 @@ X = np.ones((3, 2, 4, 5), np.float32)
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "bandwidth 0": (lambda: Gaussian(0), "bandwidth: given 0, needed a positive number"),
     "bandwidth < 0": (lambda: Gaussian(np.array(-1.0)), "bandwidth: given .*-1.0, needed a positive"),
-    "text": (lambda: ScaledDot("big"), "scale: given big, needed a number, or a floating-point array"),
+    "text": (lambda: ScaledDot("big"), "scale: given str 'big', needed a number, or a floating-point array"),
     "integers": (
         lambda: Cosine(np.array([1, 2])),
         r"scale: given int64\[2\], needed a number",
@@ -291,7 +291,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a function that returns a number": (
         lambda: asp.attention(X, X, X, score=lambda q, k: 3.0),
-        r"score: given a function that returned 3.0, needed float32 scores \(3, 2, 3, 2\); .*parts, it may be",
+        r"score: given a function that returned 3.0, needed float32 scores \(3, 2, 3, 2\); .*parts",
     ),
 }
 

@@ -38,7 +38,7 @@ class Function(Score):
         return CalledForm(q, per_head(k, sizes.H), self.bound, self.fn, sizes.lead, sizes.ndim)
 
     def width(self, sizes: Sizes) -> int:
-        return sizes.Dk  # a function often forms differences
+        return 4  # a guess: a function may well form differences, of any width
 
     def check(self, sizes: Sizes) -> None:
         """A function takes any widths, and says so itself where it does not."""

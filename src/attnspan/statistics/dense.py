@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import accumulation_dtype, constant, device_of, stop_gradient, xp_of
+from attnspan.arrays import accumulation_dtype, constant, device_of, pinned, stop_gradient, xp_of
 from attnspan.values import Value
 
 __all__ = ["Statistics", "column_sums", "jacobian_norm", "mass_on", "mean_distance", "statistics_of"]
@@ -186,4 +186,4 @@ def mean_distance(weights: Any, positions: Any) -> Any:
 def _accumulated(weights: Any) -> tuple[Any, Any]:
     """Give the namespace, and the weights in the accumulation dtype, cut off from differentiation."""
     xp = xp_of(weights)
-    return xp, xp.astype(stop_gradient(weights), accumulation_dtype(weights), copy=False)
+    return xp, pinned(xp.astype(stop_gradient(weights), accumulation_dtype(weights), copy=False))

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnspan.arrays import accumulation_dtype, device_of, full_like_shape, stop_gradient, xp_of
+from attnspan.arrays import accumulation_dtype, device_of, full_like_shape, pinned, stop_gradient, xp_of
 from attnspan.statistics.dense import Statistics, jacobian_norm, statistics_where
 from attnspan.values import Value
 
@@ -210,7 +210,7 @@ def _merged(x: RunningStatistics, y: RunningStatistics) -> RunningStatistics:
 
 def _prepared(s: Any, keep: Any, dtype: Any) -> tuple[Any, Any]:
     """Give the scores in the dtype of the sums, without gradient, and which of them count."""
-    s = xp_of(s).astype(stop_gradient(s), dtype, copy=False)
+    s = pinned(xp_of(s).astype(stop_gradient(s), dtype, copy=False))
     there = s != -float("inf")
     return s, there if keep is None else keep & there
 

@@ -33,6 +33,7 @@ from attnspan.request import Request
 from attnspan.scores.base import Form, grouped_product
 from attnspan.scores.function import CalledForm, Function
 from attnspan.shapes import Sizes
+from attnspan.softmax import exp_below
 from attnspan.statistics import RunningStatistics
 from attnspan.values import Value
 
@@ -258,10 +259,10 @@ def absorbed(rows: Rows, sums: Sums, columns: Part, keep: Any) -> Sums:
     top = xp.maximum(
         sums.top, xp.max(s if keep is None else xp.where(keep, s, lowest), axis=-1, keepdims=True)
     )
-    p = xp.exp(s - top)
+    p = exp_below(xp, s - top)
     if keep is not None:
         p = xp.where(keep, p, 0.0)
-    shrink = xp.exp(sums.top - top)
+    shrink = exp_below(xp, sums.top - top)
     total = sums.total * shrink + xp.sum(p, axis=-1, keepdims=True)
     return Sums(top, total, sums.out * shrink + weighted(xp, rows.kept(p, columns), v))
 
@@ -334,7 +335,7 @@ def gradients(
     scoring = rows.tile(columns)
     s, pull = vjp(lambda leaves: rows.scores(scoring.with_leaves(leaves), columns), scoring.leaves())
     keep = _there(scoring, s, keep)
-    p = xp.exp(s - back.lse)
+    p = exp_below(xp, s - back.lse)
     if keep is not None:
         p = xp.where(keep, p, 0.0)
     ds = p * (rows.kept(grouped_product(xp, back.out, v), columns) - back.delta)

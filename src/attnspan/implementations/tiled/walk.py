@@ -41,7 +41,8 @@ def tiles_of(problem: Problem, tile: tuple[int, int]) -> Iterator[tuple[Rows, li
     sizes, bound = problem.sizes, problem.bound
     columns = parts(sizes.S, tile[1])
     touched = full = None
-    if bound is not None and look(bound.spans.start) is not None and look(bound.spans.stop) is not None:
+    several = tile[0] < sizes.L or tile[1] < sizes.S
+    if several and bound is not None and all(look(x) is not None for _, x in bound.spans.arrays()):
         touched, full = (look(x) for x in tiles_covered(bound.spans, sizes.L, sizes.S, tile))
     for n, part in enumerate(parts(sizes.L, tile[0])):
         rows = Rows.of(problem, part)
