@@ -27,8 +27,7 @@ def one_thread() -> Iterator[None]:
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut even these small requests into several tiles, whose sizes divide none of their lengths.
 
-    Compilers take long over loops: in a plain run only `test_tiled.py` has them do so.
+    Compilers take long over loops: only `test_tiled.py` has them do so.
     """
-    compiled = "compiled" in request.node.name or "jax" in request.node.name
-    if not compiled or request.config.option.markexpr == "sweep":
+    if "compiled" not in request.node.name and "jax" not in request.node.name:
         monkeypatch.setattr(tiled, "TILE", (3, 2))
