@@ -340,10 +340,10 @@ def counts(index: Any, size: int) -> Any:
         return zero.scatter_add(-1, index.long(), torch.ones_like(index, dtype=torch.int32))
     if kind == "jax":
         jnp = sys.modules["jax.numpy"]
-        flat = index.reshape((-1, index.shape[-1]))
+        flat = index.reshape((math.prod(index.shape[:-1]), index.shape[-1]))
         rows = jnp.arange(flat.shape[0])[:, None]
         return jnp.zeros((flat.shape[0], size), jnp.int32).at[rows, flat].add(1).reshape(shape)
-    flat = index.reshape((-1, index.shape[-1])).astype(np.int64)
+    flat = index.reshape((math.prod(index.shape[:-1]), index.shape[-1])).astype(np.int64)
     flat = flat + np.arange(len(flat))[:, None] * size
     return np.bincount(flat.ravel(), minlength=math.prod(shape)).astype(np.int32).reshape(shape)
 

@@ -178,8 +178,8 @@ def inspect(
 ) -> Inspection:
     """Compute attention and keep what one may want to look at; looking changes nothing.
 
-    `out` comes from the very path `attention` takes, bit for bit. Log-sum-exp and statistics come from a
-    second pass over q and k, in tiles where that can be; weights are written out when asked for.
+    `out` comes from the very path `attention` takes, bit for bit. Log-sum-exp and statistics come from
+    passes of their own over q and k, in tiles where that can be; weights are written out when asked for.
 
     Parameters
     ----------

@@ -61,6 +61,12 @@ class Value:
                 changed[name] = value
         return _rebuild(type(self), changed)
 
+    def in_order(self) -> list[Any]:
+        """List every array in this value and in the values inside it, in the order of `map_arrays`."""
+        found: list[Any] = []
+        self.map_arrays(found.append)
+        return found
+
     def values(self) -> Iterator[Value]:
         """Walk over this value and all values inside it."""
         yield self

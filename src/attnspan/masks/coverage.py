@@ -22,7 +22,8 @@ def shown(bound: Bound, k: Any) -> Any:
     seen = cover(bound.spans, k)
     if bound.bits is None:
         return seen
-    return seen & (((bound.bits.words[..., k >> 3] >> (k & 7)) & 1) == 1)
+    turn = xp_of(k).astype(k & 7, xp_of(k).uint8)
+    return seen & (((bound.bits.words[..., k >> 3] >> turn) & 1) == 1)
 
 
 def rows_of(bound: Bound, start: Any, count: int) -> Bound:
@@ -52,7 +53,9 @@ def queries_seeing(bound: Bound, bad: Any, L: int, S: int) -> Any:
     """Tell which queries see a key that is bad, for bad keys `(..., H, S)`: bool `(..., H, L|1)`."""
     if bound.bits is not None:
         flags = bad[..., None, :]
-        return _over_blocks(bound, L, S, lambda seen, i: (seen & flags).any(-1), _joined)
+        return _over_blocks(
+            bound, L, S, lambda seen, i: (seen & flags).any(-1), _joined, math.prod(bad.shape[:-1])
+        )
     xp = xp_of(bad)
     spans = bound.spans
     before = cumulative_sum(xp.astype(bad, xp.int32))
@@ -98,10 +101,11 @@ def tiles_covered(spans: Spans, L: int, S: int, tile: tuple[int, int]) -> tuple[
     return touched, whole == pairs[:, None]
 
 
-def _over_blocks(bound: Bound, L: int, S: int, ask: Any, join: Any) -> Any:
-    """Ask a question of the mask written out, block of queries by block."""
+def _over_blocks(bound: Bound, L: int, S: int, ask: Any, join: Any, heads: int = 1) -> Any:
+    """Ask a question of the mask written out, block of queries by block, for so many heads at least."""
     k = arange(S, bound.spans.start, xp_of(bound.spans.start).int32)
-    step = max(1, min(L, _BLOCK // max(1, S)))
+    heads = max(heads, *(math.prod(x.shape[:-2]) for _, x in bound.arrays()))
+    step = max(1, min(L, _BLOCK // max(1, S * heads)))
     alike = all(x.shape[-2] == 1 for _, x in bound.arrays())
     if alike:
         return ask(shown(bound, k), 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attnspan.arrays import framework, is_array, is_floating
+from attnspan.arrays import constant, device_of, framework, is_array, is_floating
 from attnspan.errors import describe, refusal
 from attnspan.scores.base import Axes, Form, Score, per_head, xp_of
 from attnspan.shapes import Sizes, inner, outer
@@ -35,7 +35,8 @@ class Function(Score):
         return self.fn(q[..., None, :], k[..., None, :], **self.bound)[..., 0, 0]
 
     def lower(self, q: Any, k: Any, live: Any, sizes: Sizes) -> CalledForm:
-        return CalledForm(q, per_head(k, sizes.H), self.bound, self.fn, sizes.lead, sizes.ndim)
+        bound = {name: constant(x, xp_of(q), device_of(q)) for name, x in self.bound.items()}
+        return CalledForm(q, per_head(k, sizes.H), bound, self.fn, sizes.lead, sizes.ndim)
 
     def width(self, sizes: Sizes) -> int:
         return 4  # a guess: a function may well form differences, of any width

@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from attnspan.arrays import constant, device_of, has_tangent, is_torch_compiling, look, stop_gradient
+from attnspan.arrays import (
+    constant,
+    device_of,
+    has_tangent,
+    is_array,
+    is_torch_compiling,
+    look,
+    stop_gradient,
+)
 from attnspan.biases import ALiBi
 from attnspan.implementations.base import (
     Implementation,
@@ -58,15 +66,14 @@ def reasons_against(request: Request) -> list[str]:
         reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
     if any(has_tangent(x) for _, x in request.arrays()):
         reasons.append("it has no derivative under forward mode")
-    if (
-        not reasons
-        and isinstance(request.score, Function)
-        and _loops(request.kind).closes_over_traced(request)
-    ):
-        reasons.append(
-            f"the score {request.score!r} closes over an array that is traced or has a gradient, which would "
-            "be lost: bind it by name, functools.partial(fn, W=W)"
-        )
+    for name, x in request.score.arrays():
+        if "complex" in str(x.dtype):
+            reasons.append(f"the score's array {name} is complex")
+    if isinstance(request.score, Function) and not reasons:
+        found = _loops(request.kind).objection(request)
+        if found:
+            way_out = "bind the arrays it learns from by name, functools.partial(fn, W=W)"
+            reasons.append(f"the score {request.score!r}: {found}; {way_out}")
     return reasons
 
 
@@ -78,7 +85,7 @@ def attend(request: Request) -> Any:
 
 
 def look_at(request: Request) -> tuple[Any, Statistics]:
-    """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first is differentiable."""
+    """Give (log-sum-exp, statistics), each ``(..., H, L)``; the first, differentiable, walks alone."""
     xp, loops = request.xp, _loops(request.kind)
     problem, poisoned = _problem(replace(request, v=request.v[..., :0], dropout=0.0))
     tile = _tile(request)
@@ -112,8 +119,13 @@ def _problem(request: Request) -> tuple[Problem, Any]:
         return bad.any(-1)[..., None] if bound is None else queries_seeing(bound, bad, sizes.L, sizes.S)
 
     ready = prepared(request, sees, live, reach)
-    scoring = Scoring(ready.form, request.softcap, bias)
+    softcap = (
+        constant(request.softcap, xp, device_of(request.q)) if is_array(request.softcap) else request.softcap
+    )
+    scoring = Scoring(ready.form, softcap, bias)
     low, high = request.low, request.high
+    if request.kind == "jax" and request.dropout:  # a number would be compiled in
+        low, high = (xp.asarray(word, dtype=xp.uint32) for word in (low, high))
     return Problem(scoring, ready.v, bound, low, high, request.dropout, sizes), ready.poisoned
 
 

@@ -1,6 +1,6 @@
 """The walk over tiles in JAX: loops that the compiler sees, and their derivative by recomputation.
 
-Loops want tiles of one size, so lengths are padded to multiples of it; what pads is hidden by the mask.
+Loops want tiles of one size, so lengths are padded to multiples of it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from attnspan.masks.bound import Bound
 from attnspan.masks.coverage import tiles_covered
 from attnspan.masks.spans import Spans
 from attnspan.request import Request
+from attnspan.scores.function import CalledForm
 
-__all__ = ["attend", "closes_over_traced", "statistics"]
+__all__ = ["attend", "objection", "statistics"]
 
 
 class Grid(NamedTuple):
@@ -48,31 +49,34 @@ def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     """Give (out, log-sum-exp), differentiable in reverse as often as one likes."""
     sizes = problem.sizes
     grid, problem = _padded(problem, tile)
-    out, lse = _compiled(grid, problem, problem.v, problem.scoring.leaves())
-    return out[..., : sizes.L, :], lse[..., : sizes.L]
+    # A function may hold anything: what was compiled for it once may not be true of it now.
+    run = _tiled if isinstance(problem.scoring.form, CalledForm) else _compiled
+    out, top, log_total = run(grid, problem, problem.v, problem.scoring.leaves())
+    return out[..., : sizes.L, :], (jax.lax.stop_gradient(top) + log_total)[..., : sizes.L]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tiled(grid: Grid, problem: Problem, v: Any, leaves: list[Any]) -> tuple[Any, Any]:
+def _tiled(grid: Grid, problem: Problem, v: Any, leaves: list[Any]) -> tuple[Any, Any, Any]:
     problem = problem.of(v, leaves)
 
-    def row(i: Any) -> tuple[Any, Any]:
+    def row(i: Any) -> tuple[Any, Any, Any]:
         rows = _rows(problem, grid, i)
         return settled(_over_columns(grid, rows, functools.partial(absorbed, rows), started(rows)))
 
-    out, lse = _stacked(row, grid)
-    return _side_by_side(out, -2), _side_by_side(lse, -1)
+    out, top, log_total = _stacked(row, grid)
+    return _side_by_side(out, -2), _side_by_side(top, -1), _side_by_side(log_total, -1)
 
 
 def _forward(grid: Grid, problem: Problem, v: Any, leaves: list[Any]) -> Any:
-    out, lse = _tiled(grid, problem, v, leaves)
-    return (out, lse), (problem, v, leaves, out, lse)
+    found = _tiled(grid, problem, v, leaves)
+    return found, (problem, v, leaves, *found)
 
 
 def _backward(grid: Grid, kept: Any, arrived: Any) -> Any:
-    problem, v, leaves, out, lse = kept
+    problem, v, leaves, out, top, log_total = kept
     problem = problem.of(v, leaves)
-    back, places = Back.of(out, lse, *arrived), [(None, -2), *problem.scoring.places()]
+    places = [(None, -2), *problem.scoring.places()]
+    back = Back.of(out, top, log_total, arrived[0], arrived[2])
 
     def row(i: Any, sums: Any) -> Any:
         rows = _rows(problem, grid, i)
@@ -85,9 +89,9 @@ def _backward(grid: Grid, kept: Any, arrived: Any) -> Any:
 
         return _over_columns(grid, rows, step, sums)
 
-    zeros = [jnp.zeros_like(x) for x in (v, *leaves)]
+    zeros = [jnp.zeros(x.shape, v.dtype) for x in (v, *leaves)]  # sums of a narrow parameter run in full
     dv, *grads = row(0, zeros) if grid.down == 1 else jax.lax.fori_loop(0, grid.down, row, zeros)
-    return None, dv, grads
+    return None, dv, [g.astype(x.dtype) for g, x in zip(grads, leaves, strict=True)]
 
 
 _tiled.defvjp(_forward, _backward)
@@ -99,10 +103,10 @@ _compiled = jax.jit(
 def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
     """Give the fields of `Statistics`, each ``(..., H, L)``."""
     L = problem.sizes.L
-    return tuple(x[..., :L] for x in _statistics(*_padded(problem, tile)))
+    run = _statistics if isinstance(problem.scoring.form, CalledForm) else _compiled_statistics
+    return tuple(x[..., :L] for x in run(*_padded(problem, tile)))
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _statistics(grid: Grid, problem: Problem) -> tuple[Any, ...]:
     def row(i: Any) -> tuple[Any, ...]:
         rows = _rows(problem, grid, i)
@@ -111,11 +115,18 @@ def _statistics(grid: Grid, problem: Problem) -> tuple[Any, ...]:
     return tuple(_side_by_side(x, -1) for x in _stacked(row, grid))
 
 
-def closes_over_traced(request: Request) -> bool:
-    """Tell whether a score function uses arrays it was not given, whose gradients would be lost."""
-    form = one_pair(request, lambda shape: jnp.zeros(shape, request.accumulation))
-    constants = jax.make_jaxpr(lambda form: form.called())(form).consts
-    return any(isinstance(x, jax.core.Tracer) for x in constants)
+_compiled_statistics = jax.jit(_statistics, static_argnums=0)
+
+
+def objection(request: Request) -> str | None:
+    """Say why a score function cannot be called in tiles: an array it was not given is traced."""
+    try:
+        constants = jax.make_jaxpr(lambda form: form.called())(one_pair(request, lambda x: x)).consts
+    except jax.errors.JAXTypeError:  # such as control flow on values
+        return "it cannot be traced"
+    if any(isinstance(x, jax.core.Tracer) for x in constants):
+        return "it closes over an array that is traced, whose gradient would be lost"
+    return None
 
 
 def _rows(problem: Problem, grid: Grid, i: Any) -> Rows:
@@ -156,7 +167,7 @@ def _added(x: Any, g: Any, place: tuple[int | None, int | None], parts: tuple[Pa
         if axis is not None:
             starts[axis] = part.start
     old = jax.lax.dynamic_slice(x, starts, g.shape)
-    return jax.lax.dynamic_update_slice(x, old + g, starts)
+    return jax.lax.dynamic_update_slice(x, old + g.astype(x.dtype), starts)
 
 
 def _side_by_side(x: Any, axis: int) -> Any:
@@ -166,7 +177,7 @@ def _side_by_side(x: Any, axis: int) -> Any:
 
 
 def _padded(problem: Problem, tile: tuple[int, int]) -> tuple[Grid, Problem]:
-    """Bring queries and keys to whole tiles; copies of the last row pad, which no mask shows."""
+    """Bring queries and keys to whole tiles with copies of the last, hidden or cut off in the end."""
     L, S = problem.sizes.L, problem.sizes.S
     rows, columns = min(tile[0], L), min(tile[1], S)
     grid = Grid(rows, columns, -(-L // rows), -(-S // columns))

@@ -22,6 +22,7 @@ from attnspan.arrays import (
     is_array,
     is_floating,
     segment,
+    stop_gradient,
     xp_of,
 )
 from attnspan.biases import ALiBi
@@ -92,7 +93,7 @@ class Scoring(Value):
 
     def leaves(self) -> list[Any]:
         """List the arrays that have gradients."""
-        return [x for x in self._in_order() if is_floating(x)]
+        return [x for x in self.in_order() if is_floating(x)]
 
     def places(self) -> list[tuple[int | None, int | None]]:
         """Say of each leaf on which axis its queries and its keys lie."""
@@ -103,13 +104,7 @@ class Scoring(Value):
             found.append(self._bias_axes())
         elif self.bias is not None:
             found += [(None, None)] * len(list(self.bias.arrays()))
-        return [place for place, x in zip(found, self._in_order(), strict=True) if is_floating(x)]
-
-    def _in_order(self) -> list[Any]:
-        """List all arrays in the order of `map_arrays`."""
-        found: list[Any] = []
-        self.map_arrays(found.append)
-        return found
+        return [place for place, x in zip(found, self.in_order(), strict=True) if is_floating(x)]
 
     def with_leaves(self, leaves: Any) -> Scoring:
         """Put other arrays in the place of the leaves."""
@@ -230,12 +225,14 @@ class Sums(Value):
     out: Any
 
 
-def one_pair(request: Request, zeros: Callable[[tuple[int, ...]], Any]) -> CalledForm:
-    """Give a score function's form for one query and one key of a call, all arrays ``zeros(shape)``."""
+def one_pair(request: Request, own: Callable[[Any], Any]) -> CalledForm:
+    """Give a score function's form for one query and one key of a call, its arrays replaced by ``own(x)``."""
     sizes, score = request.sizes, request.score
     assert isinstance(score, Function)
-    q, k = zeros((*sizes.lead, 1, sizes.Dq)), zeros((*sizes.lead[:-1], sizes.G, 1, sizes.Dk))
-    return score.map_arrays(lambda x: zeros(tuple(x.shape))).lower(q, k, None, sizes)
+    q, k = (xp_of(x).astype(x[..., :1, :], request.accumulation, copy=False) for x in (request.q, request.k))
+    q = xp_of(q).broadcast_to(q, (*sizes.lead, 1, sizes.Dq))
+    k = xp_of(k).broadcast_to(k, (*sizes.lead[:-1], sizes.G, 1, sizes.Dk))
+    return score.map_arrays(own).lower(own(q), own(k), None, sizes)
 
 
 def started(rows: Rows) -> Sums:
@@ -259,21 +256,23 @@ def absorbed(rows: Rows, sums: Sums, columns: Part, keep: Any) -> Sums:
     top = xp.maximum(
         sums.top, xp.max(s if keep is None else xp.where(keep, s, lowest), axis=-1, keepdims=True)
     )
-    p = exp_below(xp, s - top)
-    if keep is not None:
-        p = xp.where(keep, p, 0.0)
+    p = _exp(xp, s, keep, top)
     shrink = exp_below(xp, sums.top - top)
     total = sums.total * shrink + xp.sum(p, axis=-1, keepdims=True)
     return Sums(top, total, sums.out * shrink + weighted(xp, rows.kept(p, columns), v))
 
 
-def settled(sums: Sums) -> tuple[Any, Any]:
-    """Give (out, log-sum-exp) after the last tile; an empty row is 0 and -inf."""
+def settled(sums: Sums) -> tuple[Any, Any, Any]:
+    """Give (out, largest score, logarithm of the total) after the last tile; an empty row's are 0, 0, -inf.
+
+    Their sum is the log-sum-exp. The backward pass needs them apart: beside a large score the
+    logarithm would lose its digits.
+    """
     xp = xp_of(sums.top)
     empty = sums.total == 0
     total = xp.where(empty, 1.0, sums.total)
-    lse = xp.where(empty, -float("inf"), sums.top + xp.log(total))
-    return sums.out / total, lse[..., 0]
+    log_total = xp.where(empty, -float("inf"), xp.log(total))
+    return sums.out / total, xp.where(empty, 0.0, sums.top)[..., 0], log_total[..., 0]
 
 
 def look_started(rows: Rows) -> RunningStatistics:
@@ -301,22 +300,24 @@ class Back(Value):
     ----------
     out : array
         ``(..., H, rows, E)``: the gradient of the output, 0 where a query sees nothing.
-    lse, delta : array
-        ``(..., H, rows, 1)``: log-sum-exp (0 where empty), and do·o - dlse.
+    top, log_total, delta : array
+        ``(..., H, rows, 1)``: the parts of the log-sum-exp (0 where empty), and do·o - dlse.
     """
 
     out: Any
-    lse: Any
+    top: Any
+    log_total: Any
     delta: Any
 
     @classmethod
-    def of(cls, out: Any, lse: Any, out_gradient: Any, lse_gradient: Any) -> Back:
+    def of(cls, out: Any, top: Any, log_total: Any, out_gradient: Any, lse_gradient: Any) -> Back:
         """Prepare the gradients that arrive: those of empty rows may be anything, and go nowhere."""
         xp = xp_of(out)
-        empty = lse == -float("inf")
+        empty = log_total == -float("inf")
         g = xp.where(empty[..., None], 0.0, out_gradient)
         delta = xp.sum(g * out, axis=-1) - xp.where(empty, 0.0, lse_gradient)
-        return cls(g, xp.where(empty, 0.0, lse)[..., None], delta[..., None])
+        log_total = xp.where(empty, 0.0, log_total)
+        return cls(g, stop_gradient(top)[..., None], log_total[..., None], delta[..., None])
 
     def rows(self, part: Part) -> Back:
         """Keep only some of the queries."""
@@ -335,13 +336,21 @@ def gradients(
     scoring = rows.tile(columns)
     s, pull = vjp(lambda leaves: rows.scores(scoring.with_leaves(leaves), columns), scoring.leaves())
     keep = _there(scoring, s, keep)
-    p = exp_below(xp, s - back.lse)
-    if keep is not None:
-        p = xp.where(keep, p, 0.0)
+    p = _exp(xp, s, keep, back.top, back.log_total)
     ds = p * (rows.kept(grouped_product(xp, back.out, v), columns) - back.delta)
     if keep is not None:
         ds = xp.where(keep, ds, 0.0)
     return pull(ds), _grouped_sum(xp, rows.kept(p, columns), back.out, v.shape[-3])
+
+
+def _exp(xp: Any, s: Any, keep: Any, top: Any, log_total: Any = 0.0) -> Any:
+    """Exponentiate the scores that count, below `top` and a logarithm; 0 elsewhere.
+
+    The others are filled before, for what overflows here has a derivative that is no number.
+    """
+    if keep is None:
+        return exp_below(xp, s - top - log_total)
+    return xp.where(keep, exp_below(xp, xp.where(keep, s, top) - top - log_total), 0.0)
 
 
 def _there(scoring: Scoring, s: Any, keep: Any) -> Any:

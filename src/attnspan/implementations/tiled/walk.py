@@ -24,7 +24,7 @@ from attnspan.request import Request
 
 Place = tuple[int | None, int | None]
 
-__all__ = ["attend", "backward", "closes_over_traced", "statistics"]
+__all__ = ["attend", "backward", "objection", "statistics"]
 
 
 def parts(n: int, step: int) -> list[Part]:
@@ -62,6 +62,12 @@ def tiles_of(problem: Problem, tile: tuple[int, int]) -> Iterator[tuple[Rows, li
 
 def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
     """Give (out, log-sum-exp)."""
+    out, top, log_total = settled_rows(problem, tile)
+    return out, top + log_total
+
+
+def settled_rows(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any, Any]:
+    """Give (out, largest score, logarithm of the total) of all queries."""
     xp = xp_of(problem.v)
     done = []
     for rows, tiles in tiles_of(problem, tile):
@@ -69,7 +75,8 @@ def attend(problem: Problem, tile: tuple[int, int]) -> tuple[Any, Any]:
         for columns, keep in tiles:
             sums = absorbed(rows, sums, columns, keep)
         done.append(settled(sums))
-    return xp.concat([out for out, _ in done], axis=-2), xp.concat([lse for _, lse in done], axis=-1)
+    out, top, log_total = zip(*done, strict=True)
+    return xp.concat(out, axis=-2), xp.concat(top, axis=-1), xp.concat(log_total, axis=-1)
 
 
 def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
@@ -84,15 +91,15 @@ def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
     return tuple(xp.concat(some, axis=-1) for some in zip(*done, strict=True))
 
 
-def closes_over_traced(request: Request) -> bool:
-    """Tell whether a score function uses arrays it was not given, whose gradients would be lost."""
-    return False
+def objection(request: Request) -> str | None:
+    """Say why a score function cannot be called in tiles: in NumPy nothing is traced."""
+    return None
 
 
 def backward(
-    problem: Problem, tile: tuple[int, int], back: Back, vjp: Callable[..., Any]
+    problem: Problem, tile: tuple[int, int], back: Back, vjp: Callable[..., Any], wanted: list[bool]
 ) -> tuple[list[Any], Any]:
-    """Give the gradients of the scoring's leaves, and of the values."""
+    """Give the gradients of the scoring's leaves, None for those not wanted, and of the values."""
     places = problem.scoring.places()
     leaves: list[dict[Any, Any]] = [{} for _ in places]
     values: dict[Any, Any] = {}
@@ -102,9 +109,15 @@ def backward(
             grads, dv = gradients(rows, columns, keep, some, vjp)
             _add(values, (0, columns.start), dv)
             for found, (row_axis, column_axis), g in zip(leaves, places, grads, strict=True):
+                if g is None:
+                    continue
+                g = xp_of(g).astype(g, dv.dtype, copy=False)  # sums of a narrow parameter run in full
                 row = 0 if row_axis is None else rows.part.start
                 _add(found, (row, 0 if column_axis is None else columns.start), g)
-    joined = [_joined(*x, tile) for x in zip(leaves, problem.scoring.leaves(), places, strict=True)]
+    joined = [
+        _joined(found, x, place, tile) if want else None
+        for want, found, x, place in zip(wanted, leaves, problem.scoring.leaves(), places, strict=True)
+    ]
     return joined, _joined(values, problem.v, (None, -2), tile)
 
 
@@ -134,4 +147,4 @@ def _joined(
 
     columns = along(place[1], tile[1])
     lines = [concat([piece(row, c) for c in columns], place[1]) for row in along(place[0], tile[0])]
-    return concat(lines, place[0])
+    return xp.astype(concat(lines, place[0]), x.dtype, copy=False)
