@@ -319,8 +319,18 @@ GRID = {
 }
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("S", "K"), [(T, N), (7, 2)])
+HEAVY = pytest.mark.sweep
+
+
+@pytest.mark.parametrize(
+    ("S", "K", "biased"),
+    [
+        (T, N, False),
+        (7, 2, True),
+        pytest.param(T, N, True, marks=HEAVY),
+        pytest.param(7, 2, False, marks=HEAVY),
+    ],
+)
 def test_jax_grid(S: int, K: int, biased: bool) -> None:
     q, k, v = arrays(S, K)
     bias = draw(1, N, T, S, seed=8) if biased else None
