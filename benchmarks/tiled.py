@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-SCORES = ("gaussian", "bilinear", "function", "additive")
-WIDTH, HIDDEN = 64, 64
+SCORES = ("gaussian", "bilinear", "function")
+WIDTH = 64
 
 
 def main() -> None:
@@ -77,10 +77,10 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def scored(score: str, W: Any, w: Any) -> Any:
+def scored(score: str, W: Any) -> Any:
     import functools
 
-    from attnspan.scores import Additive, Bilinear, Gaussian
+    from attnspan.scores import Bilinear, Gaussian
 
     def distance(q: Any, k: Any, W: Any) -> Any:
         """A function that no dot product gives: -|Wq - k| in the taxicab metric, by halves of the width."""
@@ -91,7 +91,6 @@ def scored(score: str, W: Any, w: Any) -> Any:
         "gaussian": Gaussian(),
         "bilinear": Bilinear(W),
         "function": functools.partial(distance, W=W),
-        "additive": Additive(W, W, w),
     }[score]
 
 
@@ -102,11 +101,11 @@ def in_torch(score: str, implementation: str, length: int) -> Callable[[], Any]:
 
     torch.manual_seed(0)
     q, k, v, g = (torch.randn(1, length, WIDTH) for _ in range(4))
-    W, w = torch.randn(HIDDEN, WIDTH) / 8, torch.randn(HIDDEN) / 8
-    leaves = [x.requires_grad_() for x in (q, k, v, W, w)]
+    W = torch.randn(WIDTH, WIDTH) / 8
+    leaves = [x.requires_grad_() for x in (q, k, v, W)]
 
     def step() -> Any:
-        out = asp.attention(q, k, v, score=scored(score, W, w), implementation=implementation)
+        out = asp.attention(q, k, v, score=scored(score, W), implementation=implementation)
         return torch.autograd.grad(out, leaves, g, allow_unused=True)
 
     return step
@@ -117,16 +116,16 @@ def in_jax(score: str, implementation: str, length: int) -> Callable[[], Any]:
 
     import attnspan as asp
 
-    keys = jax.random.split(jax.random.key(0), 6)
+    keys = jax.random.split(jax.random.key(0), 5)
     q, k, v, g = (jax.random.normal(key, (1, length, WIDTH)) for key in keys[:4])
-    W, w = jax.random.normal(keys[4], (HIDDEN, WIDTH)) / 8, jax.random.normal(keys[5], (HIDDEN,)) / 8
+    W = jax.random.normal(keys[4], (WIDTH, WIDTH)) / 8
 
-    def loss(q: Any, k: Any, v: Any, W: Any, w: Any) -> Any:
-        out = asp.attention(q, k, v, score=scored(score, W, w), implementation=implementation)
+    def loss(q: Any, k: Any, v: Any, W: Any) -> Any:
+        out = asp.attention(q, k, v, score=scored(score, W), implementation=implementation)
         return (out * g).sum()
 
-    step = jax.jit(jax.grad(loss, range(5))).lower(q, k, v, W, w).compile()
-    return lambda: jax.block_until_ready(step(q, k, v, W, w))
+    step = jax.jit(jax.grad(loss, range(4))).lower(q, k, v, W).compile()
+    return lambda: jax.block_until_ready(step(q, k, v, W))
 
 
 if __name__ == "__main__":
