@@ -119,9 +119,9 @@ def _problem(request: Request) -> tuple[Problem, Any]:
         return bad.any(-1)[..., None] if bound is None else queries_seeing(bound, bad, sizes.L, sizes.S)
 
     ready = prepared(request, sees, live, reach)
-    softcap = (
-        constant(request.softcap, xp, device_of(request.q)) if is_array(request.softcap) else request.softcap
-    )
+    softcap = request.softcap
+    if is_array(softcap):
+        softcap = constant(softcap, xp, device_of(request.q))
     scoring = Scoring(ready.form, softcap, bias)
     low, high = request.low, request.high
     if request.kind == "jax" and request.dropout:  # a number would be compiled in

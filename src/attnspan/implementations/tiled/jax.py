@@ -95,9 +95,7 @@ def _backward(grid: Grid, kept: Any, arrived: Any) -> Any:
 
 
 _tiled.defvjp(_forward, _backward)
-_compiled = jax.jit(
-    _tiled, static_argnums=0
-)  # outside jit too: a loop is compiled anew wherever it is written
+_compiled = jax.jit(_tiled, static_argnums=0)  # outside jit too, or each call would compile its loops
 
 
 def statistics(problem: Problem, tile: tuple[int, int]) -> tuple[Any, ...]:
