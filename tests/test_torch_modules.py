@@ -348,7 +348,7 @@ def test_rates_are_checked(rate: float) -> None:
 # --- PyTorch's machinery -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("mode", [pytest.param("train", marks=pytest.mark.sweep), "eval"])
 @pytest.mark.parametrize("name", MODULES)
 def test_compiles_as_one_graph(name: str, mode: str) -> None:
     torch.manual_seed(0)

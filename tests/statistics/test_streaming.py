@@ -27,6 +27,9 @@ from tests.attention.helpers import FRAMEWORKS, TRACED, array, dtype_name, preci
 
 from .reference import INF, NAMES, NAN, hard_rows, hold, statistics, tiles_of, weights_of
 
+# JAX compiles each of these anew: most wait for the sweep.
+FEW = (*FRAMEWORKS[:2], pytest.param("jax", marks=[*FRAMEWORKS[2].marks, pytest.mark.sweep]))
+
 WIDE = ("float32", "float64")
 WIDTHS = ([1], [2], [3, 1, 4], [100])
 
@@ -85,7 +88,7 @@ def test_hard_rows(framework: str, dtype: str) -> None:
                 hold(values(found[name]), getattr(dense, name), scores, dtype)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FEW)
 def test_means_and_columns_of_hard_rows(framework: str) -> None:
     dtype = "float32"
     scores = hard_rows(dtype)
@@ -182,7 +185,7 @@ def test_norms_down_to_the_smallest_number() -> None:
 # What is excluded, what is empty, what is not finite ---------------------------------------------------
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FEW)
 def test_what_is_excluded_may_hold_anything(framework: str) -> None:
     """And moves no bit, whatever shape the mask has."""
     rng = np.random.default_rng(1)
@@ -210,7 +213,7 @@ def test_what_is_excluded_may_hold_anything(framework: str) -> None:
                 hold(values(found[name])[row][None], wanted[name], shown, "float32")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FEW)
 @pytest.mark.parametrize("other", [NAN, INF])
 def test_a_row_that_sees_a_non_finite_score_is_nan(framework: str, other: float) -> None:
     """Wherever it stands; a neighbour keeps every bit."""
@@ -234,7 +237,7 @@ def test_a_row_that_sees_a_non_finite_score_is_nan(framework: str, other: float)
             return  # each operation is compiled: two places are enough
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FEW)
 def test_without_keys(framework: str) -> None:
     """Nothing shown, no tile at all, tiles of no key, and no query."""
     s = array(np.full((2, 3), NAN), framework, "float32")
@@ -252,7 +255,7 @@ def test_without_keys(framework: str) -> None:
     assert all((values(x) == 0).all() for x in shown["columns"])
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FEW)
 def test_as_inspected(framework: str) -> None:
     """The very conventions of `inspect`: a bias of NaN, +inf or -inf, a row of the mask without a key."""
     bias = np.array([[0, 1, 2, 3], [0, NAN, 0, 0], [INF, 0, 0, 0], [-INF, 1, 2, -INF], [1, 2, 3, 4], [0] * 4])
