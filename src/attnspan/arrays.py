@@ -274,8 +274,8 @@ def pinned(x: Any) -> Any:
     XLA may compute an array once for each use, each rounded its own way, and then x == max(x) may hold
     nowhere. An optimization barrier goes too early to prevent that; what a loop carries stays.
     """
-    if framework(x) != "jax":
-        return x
+    if framework(x) != "jax" or not isinstance(x, sys.modules["jax"].core.Tracer):
+        return x  # it stands in memory already
     jax = sys.modules["jax"]
     return jax.lax.fori_loop(0, 2, lambda i, y: jax.numpy.where(i == 0, x, y), jax.numpy.zeros_like(x))
 
