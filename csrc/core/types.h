@@ -33,8 +33,9 @@ struct View {
   T* data;
   int64_t stride[4];
 
-  T* row(int64_t b, int64_t h, int64_t l) const {
-    return data + b * stride[0] + h * stride[1] + l * stride[2];
+  T* row(int64_t b, int64_t h, int64_t l) const { return data + offset(b, h, l); }
+  int64_t offset(int64_t b, int64_t h, int64_t l) const {
+    return b * stride[0] + h * stride[1] + l * stride[2];
   }
 };
 
