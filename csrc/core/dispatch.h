@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "dot_tiles.h"
 #include "isa.h"
 #include "types.h"
 
@@ -11,6 +12,8 @@ namespace attnspan {
 struct Kernels {
   Isa isa;
   void (*softmax_rows)(const Softmax& task, int64_t first, int64_t last);
+  void (*dot_forward_item)(const ForwardJob& job, int64_t item);
+  void (*dot_backward_item)(const BackwardJob& job, int64_t item);
 };
 
 // Those for the instruction set in use, or the scalar ones where it has none of its own.

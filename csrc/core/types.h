@@ -33,8 +33,11 @@ struct View {
   T* data;
   int64_t stride[4];
 
-  T* row(int64_t b, int64_t h, int64_t l) const { return data + offset(b, h, l); }
-  int64_t offset(int64_t b, int64_t h, int64_t l) const {
+  // Always inline: files compiled for other instruction sets must not share a copy.
+  __attribute__((always_inline)) T* row(int64_t b, int64_t h, int64_t l) const {
+    return data + offset(b, h, l);
+  }
+  __attribute__((always_inline)) int64_t offset(int64_t b, int64_t h, int64_t l) const {
     return b * stride[0] + h * stride[1] + l * stride[2];
   }
 };

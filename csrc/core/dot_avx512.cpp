@@ -1,0 +1,3 @@
+// The dot kernel for AVX-512 F, BW, DQ and VL.
+#define ATTNSPAN_SET avx512
+#include "dot_kernel.h"
