@@ -487,31 +487,39 @@ struct Forward {
         for (int w = 0; w < 3; ++w) store(out + e * P + w * N, load(out + e * P + w * N) * shrink[w]);
       }
     }
-    Looking<T>& look = looking[panel];
-    bool same = true;
-    if (kLook) {
-      look.prepare(s, keys, old, now);
-      same = !any((look.reference[0] != now[0]) | (look.reference[1] != now[1]) | (look.reference[2] != now[2]));
-    }
+    if (kLook) looking[panel].prepare(s, keys, old, now);
     const bool drop = task.problem.dropout > 0;
-    for (int64_t j = keys.first; j < keys.last; ++j) {
-      T* row = s + j * P;
-      const bool all = tile.sees_all(masks, j);
-      for (int w = 0; w < 3; ++w) {
-        const V x = load(row + w * N);
-        V p = exp2<T>(x - now[w]);
-        typename Types<T>::M seen = ~typename Types<T>::M{};
-        if (!all) {
-          seen = mask_of<T>(masks[j] >> (w * N));
-          p = where(seen, p);
-        }
-        total[w] += p;
-        if (kLook) look.add(w, x, p, now[w], same, seen);
-        if (drop) p = where(drops[panel].keep(tile.start + j, w), p);
-        store(row + w * N, p);
+    for (int w = 0; w < 3; ++w) {
+      if (drop) {
+        total[w] = weigh<kLook, true, true>(panel, w, keys, masks, now[w], total[w]);
+      } else if (masks != nullptr) {
+        total[w] = weigh<kLook, true, false>(panel, w, keys, masks, now[w], total[w]);
+      } else {
+        total[w] = weigh<kLook, false, false>(panel, w, keys, masks, now[w], total[w]);
       }
+      store(sum + panel * P + w * N, total[w]);
     }
-    for (int w = 0; w < 3; ++w) store(sum + panel * P + w * N, total[w]);
+  }
+
+  template <bool kLook, bool kMasked, bool kDrop>
+  ATTNSPAN_INLINE V weigh(int64_t panel, int w, Range keys, const uint64_t* masks, V now, V total) {
+    Looking<T>& look = looking[panel];
+    const bool same = kLook && !any(look.reference[w] != now);
+    T* at = s + keys.first * P + w * N;
+    for (int64_t j = keys.first; j < keys.last; ++j, at += P) {
+      const V x = load(at);
+      V p = exp2<T>(x - now);
+      typename Types<T>::M seen = ~typename Types<T>::M{};
+      if (kMasked && !tile.sees_all(masks, j)) {
+        seen = mask_of<T>(masks[j] >> (w * N));
+        p = where(seen, p);
+      }
+      total += p;
+      if (kLook) look.add(w, x, p, now, same, seen);
+      if (kDrop) p = where(drops[panel].keep(tile.start + j, w), p);
+      store(at, p);
+    }
+    return total;
   }
 
   // Finite inputs have finite scores.
@@ -789,41 +797,16 @@ struct Backward {
       score_product(tile.v.data + keys.first * tile.v.row, tile.v.row, outs + panel * P * dot.n.E, dot.n.E,
                     keys.last - keys.first, slopes + keys.first * P);
     }
-    const bool drop = dot.dropout > 0;
-    V tops[3], deltas[3], along[3];
     for (int w = 0; w < 3; ++w) {
-      tops[w] = load(top + panel * P + w * N);
-      deltas[w] = load(delta + panel * P + w * N);
-      along[w] = load(dslopes + panel * P + w * N);
-    }
-    const int32_t align = task.dslopes.data != nullptr ? *dot.align.row(tile.q.b, 0, 0) : 0;
-    for (int64_t j = keys.first; j < keys.last; ++j) {
-      const bool all = tile.sees_all(scored.masks, j);
-      for (int w = 0; w < 3; ++w) {
-        V x = load(weights + j * P + w * N) - tops[w];
-        x = x > T(0) ? V{} : x;  // what overflowed stopped at the maximum
-        V weight = exp2<T>(x), slope = load(slopes + j * P + w * N);
-        if (drop) {
-          const auto keep = drops[panel].keep(tile.start + j, w);
-          slope = weight * (where(keep, slope) - deltas[w]);
-          weight = where(keep, weight);
-        } else {
-          slope = weight * (slope - deltas[w]);
-        }
-        if (!all) {
-          const auto seen = mask_of<T>(scored.masks[j] >> (w * N));
-          weight = where(seen, weight);
-          slope = where(seen, slope);
-        }
-        store(weights + j * P + w * N, weight);
-        if (!scores) continue;
-        store(slopes + j * P + w * N, slope);
-        if (task.dslopes.data != nullptr) {
-          along[w] = fma(-tile.distance(tile.q.first + panel * P, align, j, w), slope, along[w]);
-        }
+      if (dot.dropout > 0) {
+        weigh<true, true>(panel, w, keys, scored.masks, weights, slopes);
+      } else if (scored.masks != nullptr) {
+        weigh<true, false>(panel, w, keys, scored.masks, weights, slopes);
+      } else {
+        weigh<false, false>(panel, w, keys, scored.masks, weights, slopes);
       }
     }
-    for (int w = 0; w < 3; ++w) store(dslopes + panel * P + w * N, along[w]);
+    if (task.dslopes.data != nullptr) add_to_slopes(panel, keys, slopes);
     if (task.dbias.data != nullptr) add_to_bias(panel, keys, slopes);
     if (scores && dot.softcap != 0) {
       for (int64_t j = keys.first * P; j < keys.last * P; ++j) slopes[j] *= softened[j];
@@ -842,6 +825,44 @@ struct Backward {
     for (int64_t j = keys.first < 5 ? 0 : keys.first - 5; j < keys.first; ++j) clear(weights, slopes, j);
     for (int64_t j = keys.last; j < least(kKeyTile, keys.last + 5); ++j) clear(weights, slopes, j);
     return keys;
+  }
+
+  // Scores to weights, and what comes back to a weight to the slope of its score.
+  template <bool kMasked, bool kDrop>
+  ATTNSPAN_INLINE void weigh(int64_t panel, int w, Range keys, const uint64_t* masks, T* weights, T* slopes) {
+    const V most = load(top + panel * P + w * N), less = load(delta + panel * P + w * N);
+    int64_t at = keys.first * P + w * N;
+    for (int64_t j = keys.first; j < keys.last; ++j, at += P) {
+      V x = load(weights + at) - most;
+      x = x > T(0) ? V{} : x;  // what overflowed stopped at the maximum
+      V weight = exp2<T>(x), back = load(slopes + at), slope;
+      if (kDrop) {
+        const auto keep = drops[panel].keep(tile.start + j, w);
+        slope = weight * (where(keep, back) - less);
+        weight = where(keep, weight);
+      } else {
+        slope = weight * (back - less);
+      }
+      if (kMasked && !tile.sees_all(masks, j)) {
+        const auto seen = mask_of<T>(masks[j] >> (w * N));
+        weight = where(seen, weight);
+        slope = where(seen, slope);
+      }
+      store(weights + at, weight);
+      store(slopes + at, slope);
+    }
+  }
+
+  void add_to_slopes(int64_t panel, Range keys, const T* slopes) {
+    const int32_t align = *dot.align.row(tile.q.b, 0, 0);
+    for (int w = 0; w < 3; ++w) {
+      V along = load(dslopes + panel * P + w * N);
+      for (int64_t j = keys.first; j < keys.last; ++j) {
+        const V far = tile.distance(tile.q.first + panel * P, align, j, w);
+        along = fma(-far, load(slopes + j * P + w * N), along);
+      }
+      store(dslopes + panel * P + w * N, along);
+    }
   }
 
   ATTNSPAN_INLINE void clear(T* weights, T* slopes, int64_t j) {

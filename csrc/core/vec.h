@@ -48,8 +48,8 @@ struct Types<float> {
   using Int = int32_t;
   using U = U32;
   static constexpr int kMantissa = 23;
-  static constexpr Int kOne = 0x3F800000;
-  static constexpr float kLowest = -3.402823466e38f, kMagic = 12582912.0f, kFar = -125.0f;
+  // kMagic is 1.5 * 2^mantissa plus the bias of an exponent.
+  static constexpr float kLowest = -3.402823466e38f, kMagic = 12583039.0f, kFar = -125.0f;
 };
 template <>
 struct Types<double> {
@@ -58,8 +58,7 @@ struct Types<double> {
   using Int = int64_t;
   using U = U32Half;
   static constexpr int kMantissa = 52;
-  static constexpr Int kOne = 0x3FF0000000000000;
-  static constexpr double kLowest = -1.7976931348623157e308, kMagic = 6755399441055744.0, kFar = -1021.0;
+  static constexpr double kLowest = -1.7976931348623157e308, kMagic = 6755399441056767.0, kFar = -1021.0;
 };
 
 template <class T>
@@ -210,10 +209,10 @@ template <class T>
 ATTNSPAN_INLINE VecOf<T> exp2(VecOf<T> x) {
   using M = typename Types<T>::M;
   x = larger(splat(Types<T>::kFar), x);
-  const VecOf<T> shifted = x + Types<T>::kMagic;  // rounded, its low bits are the whole part
+  const VecOf<T> shifted = x + Types<T>::kMagic;  // its low bits are the whole part and the exponent's bias
   const VecOf<T> f = x - (shifted - Types<T>::kMagic);
   const VecOf<T> p = fma(polynomial(Fits<T>::kExp2, f), f, splat(T{1}));
-  return p * (VecOf<T>)(((M)shifted << Types<T>::kMantissa) + Types<T>::kOne);
+  return p * (VecOf<T>)((M)shifted << Types<T>::kMantissa);
 }
 
 template <class T>
