@@ -96,6 +96,7 @@ struct Row {
   Numbers weight;  // before dropout
   Numbers kept;    // 0, or 1 / (1 - dropout)
   double top = 0, inverse = 0, lse = -kInf;  // top in units of log 2
+  double entropy = 0;
   bool values_finite = true;
 };
 
@@ -145,16 +146,22 @@ inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
   }
   if (std::any_of(row.score.begin(), row.score.end(), [](double s) { return std::isnan(s); })) {
     row.weight.assign(row.keys.size(), kNan);
-    row.top = row.inverse = row.lse = kNan;
+    row.top = row.inverse = row.lse = row.entropy = kNan;
     return row;
   }
-  const double top = *std::max_element(row.score.begin(), row.score.end());
-  double total = 0;
-  for (const double s : row.score) total += std::exp(s - top);
-  for (const double s : row.score) row.weight.push_back(std::exp(s - top) / total);
+  // The sum of the exponentials is 1 + others: a saturated row keeps its digits.
+  const auto most = std::max_element(row.score.begin(), row.score.end());
+  const double top = *most;
+  double others = 0;
+  for (auto s = row.score.begin(); s != row.score.end(); ++s) others += s == most ? 0 : std::exp(*s - top);
+  for (const double s : row.score) row.weight.push_back(std::exp(s - top) / (1 + others));
   row.top = top * unit;
-  row.inverse = 1 / total;
-  row.lse = top + std::log(total);
+  row.inverse = 1 / (1 + others);
+  row.lse = top + std::log1p(others);
+  row.entropy = std::log1p(others);
+  for (size_t i = 0; i < row.keys.size(); ++i) {
+    if (row.weight[i] > 0) row.entropy += row.weight[i] * (top - row.score[i]);
+  }
   return row;
 }
 
@@ -184,14 +191,6 @@ inline double jacobian_norm(const Numbers& p) {
   return static_cast<double>(std::sqrt(norm));
 }
 
-inline double entropy(const Row& row) {
-  double sum = 0;
-  for (size_t i = 0; i < row.keys.size(); ++i) {
-    sum += std::isnan(row.lse) ? kNan : row.weight[i] == 0 ? 0 : -row.weight[i] * std::log(row.weight[i]);
-  }
-  return sum;
-}
-
 inline Forward reference_forward(const Dot& d) {
   Forward f;
   for (int64_t b = 0; b < d.n.B; ++b) {
@@ -206,7 +205,7 @@ inline Forward reference_forward(const Dot& d) {
         f.lse.push_back(row.lse);
         f.top.push_back(row.top);
         f.inverse.push_back(row.inverse);
-        f.entropy.push_back(entropy(row));
+        f.entropy.push_back(row.entropy);
         f.max_weight.push_back(row.keys.empty() ? 0 : *std::max_element(row.weight.begin(), row.weight.end()));
         f.jacobian_norm.push_back(jacobian_norm(row.weight));
       }
