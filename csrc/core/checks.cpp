@@ -10,6 +10,38 @@ namespace {
 
 constexpr int64_t kLimit = std::numeric_limits<std::ptrdiff_t>::max();
 
+// Each interval within [0, S], none before the end of the last. Rows that broadcast are read once.
+std::string check_intervals(const Spans& spans, const Sizes& sizes) {
+  const auto distinct = [&](int axis, int64_t size) {
+    return spans.start.stride[axis] == 0 && spans.stop.stride[axis] == 0 ? 1 : size;
+  };
+  const int64_t B = distinct(0, sizes.B), H = distinct(1, sizes.H), L = distinct(2, sizes.L);
+  for (int64_t b = 0; b < B; ++b) {
+    for (int64_t h = 0; h < H; ++h) {
+      for (int64_t l = 0; l < L; ++l) {
+        const int32_t* start = spans.start.row(b, h, l);
+        const int32_t* stop = spans.stop.row(b, h, l);
+        int64_t before = 0;
+        for (int64_t r = 0; r < spans.R; ++r) {
+          const int64_t i = start[r * spans.start.stride[3]], j = stop[r * spans.stop.stride[3]];
+          if (i < before || j < i || j > sizes.S) {
+            const int64_t at[4] = {b, h, l, r};
+            return wrong("spans", "[" + std::to_string(i) + ", " + std::to_string(j) + ") at " + show(at),
+                         "sorted, disjoint intervals within [0, " + std::to_string(sizes.S) + "]");
+          }
+          before = j;
+        }
+      }
+    }
+  }
+  return "";
+}
+
+template <class T>
+View<T> view(const Array& a, const int64_t (&stride)[4]) {
+  return {static_cast<T*>(a.data), {stride[0], stride[1], stride[2], stride[3]}};
+}
+
 }  // namespace
 
 std::string show(const int64_t (&numbers)[4]) {
@@ -58,6 +90,8 @@ std::string check_array(const char* name, const Array& a, int64_t item, const in
   return "";
 }
 
+// Two threads must never write one element: with the axes in order of their strides, each must
+// step over all that the smaller ones reach.
 std::string check_writable(const char* name, const Array& a) {
   int order[4] = {0, 1, 2, 3};
   const auto step = [&a](int i) { return a.shape[i] > 1 ? std::abs(a.stride[i]) : 0; };
@@ -77,39 +111,23 @@ std::string check_writable(const char* name, const Array& a) {
   return "";
 }
 
-std::string check_spans(const Array& first, const Array& last, const Sizes& n, Spans* spans) {
-  if (n.S > std::numeric_limits<int32_t>::max()) {
-    return wrong("spans", std::to_string(n.S) + " keys", "fewer than 2^31: spans are int32");
-  }
-  const int64_t R = first.shape[3], needed[4] = {n.B, n.H, n.L, R};
-  int64_t starts[4], stops[4];
-  std::string error = check_array("start", first, 4, needed, true, starts);
-  if (error.empty()) error = check_array("stop", last, 4, needed, true, stops);
+std::string check_spans(const Array& start, const Array& stop, const Sizes& sizes, Spans* spans) {
+  const int64_t R = start.shape[3], shape[4] = {sizes.B, sizes.H, sizes.L, R};
+  int64_t start_stride[4], stop_stride[4];
+  std::string error = check_array("start", start, 4, shape, true, start_stride);
+  if (error.empty()) error = check_array("stop", stop, 4, shape, true, stop_stride);
   if (!error.empty()) return error;
-  *spans = {view<const int32_t>(first, starts), view<const int32_t>(last, stops), R};
-  if (n.B == 0 || n.H == 0 || n.L == 0) return "";
-  // Where both broadcast, one row stands for all.
-  int64_t shape[4];
-  for (int i = 0; i < 4; ++i) shape[i] = std::max(first.shape[i], last.shape[i]);
-  for (int64_t b = 0; b < shape[0]; ++b) {
-    for (int64_t h = 0; h < shape[1]; ++h) {
-      for (int64_t l = 0; l < shape[2]; ++l) {
-        const int32_t* start = spans->start.row(b, h, l);
-        const int32_t* stop = spans->stop.row(b, h, l);
-        int64_t before = 0;
-        for (int64_t r = 0; r < R; ++r) {
-          const int64_t i = start[r * spans->start.stride[3]], j = stop[r * spans->stop.stride[3]];
-          if (i < before || j < i || j > n.S) {
-            const int64_t at[4] = {b, h, l, r};
-            return wrong("spans", "[" + std::to_string(i) + ", " + std::to_string(j) + ") at " + show(at),
-                         "sorted, disjoint intervals within [0, " + std::to_string(n.S) + "]");
-          }
-          before = j;
-        }
-      }
-    }
-  }
-  return "";
+  *spans = {view<const int32_t>(start, start_stride), view<const int32_t>(stop, stop_stride), R};
+  const bool nobody = sizes.B == 0 || sizes.H == 0 || sizes.L == 0;
+  return nobody ? "" : check_intervals(*spans, sizes);
+}
+
+std::string check_bits(const Array& bits, const Sizes& sizes, Bits* words) {
+  const int64_t shape[4] = {sizes.B, sizes.H, sizes.L, (sizes.S + 7) / 8};
+  int64_t stride[4];
+  const std::string error = check_array("bits", bits, 1, shape, true, stride);
+  if (error.empty()) *words = view<const uint8_t>(bits, stride);
+  return error;
 }
 
 }  // namespace attnspan

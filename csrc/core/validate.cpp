@@ -1,5 +1,7 @@
 #include "validate.h"
 
+#include <limits>
+
 #include "checks.h"
 
 namespace attnspan {
@@ -14,6 +16,9 @@ std::string check_softmax(Dtype dtype, const SoftmaxArrays& arrays, Softmax* tas
 
   std::string error = check_array("scores", arrays.scores, item, shape, false, task->scores_stride);
   if (!error.empty()) return error;
+  if (sizes.S > std::numeric_limits<int32_t>::max()) {
+    return wrong("scores", std::to_string(sizes.S) + " keys", "fewer than 2^31: spans are int32");
+  }
 
   error = check_array("weights", arrays.weights, item, shape, false, task->weights_stride);
   if (error.empty()) error = check_writable("weights", arrays.weights);
@@ -25,15 +30,9 @@ std::string check_softmax(Dtype dtype, const SoftmaxArrays& arrays, Softmax* tas
   if (!error.empty()) return error;
 
   error = check_spans(arrays.start, arrays.stop, sizes, &task->spans);
+  if (error.empty() && arrays.bits != nullptr) error = check_bits(*arrays.bits, sizes, &task->bits);
   if (!error.empty()) return error;
 
-  if (arrays.bits != nullptr) {
-    const int64_t words[4] = {sizes.B, sizes.H, sizes.L, (sizes.S + 7) / 8};
-    int64_t stride[4];
-    error = check_array("bits", *arrays.bits, 1, words, true, stride);
-    if (!error.empty()) return error;
-    task->bits = view<const uint8_t>(*arrays.bits, stride);
-  }
   task->scores = arrays.scores.data;
   task->weights = arrays.weights.data;
   task->lse = arrays.lse.data;

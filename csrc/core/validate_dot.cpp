@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "checks.h"
@@ -7,161 +9,176 @@
 namespace attnspan {
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-
-struct Needed {
-  const char* name;
-  int64_t item;
-  int64_t shape[4];
-  bool broadcasts;  // 1 may stand in place of one of the first three axes
-  bool unit;        // neighbours along the last axis lie side by side
+enum Kind : int {
+  kPlain = 0,
+  kBroadcasts = 1,  // each of the first three axes may have one entry
+  kRows = 2,        // the last axis has stride 1
+  kWritten = 4,
 };
 
-// An input. What is not given keeps its null address.
-template <class T>
-std::string take(const Needed& needed, const Given& given, View<T>* to) {
-  if (!given.given) return "";
-  int64_t stride[4];
-  std::string error = check_array(needed.name, given.array, needed.item, needed.shape, needed.broadcasts, stride);
-  if (!error.empty()) return error;
-  if (needed.unit && given.array.shape[3] > 1 && stride[3] != 1) {
-    return wrong(needed.name, "a last axis of stride " + std::to_string(stride[3]), "stride 1 along it");
+// Checks one thing after the other, up to the first that is wrong.
+struct Checks {
+  std::string error;
+
+  void expect(bool right, const char* name, const std::string& given, const std::string& needed) {
+    if (error.empty() && !right) error = wrong(name, given, needed);
   }
-  *to = view<T>(given.array, stride);
-  // What is given and holds nothing is still there.
-  static const double nothing = 0;
-  if (to->data == nullptr) to->data = (T*)&nothing;
-  return "";
+
+  template <class T>
+  void array(const char* name, const Array& a, int64_t item, const int64_t (&shape)[4], int kind, View<T>* view) {
+    int64_t stride[4];
+    if (error.empty()) error = check_array(name, a, item, shape, (kind & kBroadcasts) != 0, stride);
+    if (!error.empty()) return;
+    const bool empty = std::find(a.shape, a.shape + 4, 0) != a.shape + 4;
+    expect((kind & kRows) == 0 || empty || a.shape[3] == 1 || a.stride[3] == 1, name,
+           "shape " + show(a.shape) + " with strides " + show(a.stride), "a last axis of stride 1");
+    if (error.empty() && (kind & kWritten) != 0) error = check_writable(name, a);
+    *view = {static_cast<T*>(a.data), {stride[0], stride[1], stride[2], stride[3]}};
+  }
+
+  template <class T>
+  void array(const char* name, const Given& a, int64_t item, const int64_t (&shape)[4], int kind, View<T>* view) {
+    if (a.given) array(name, a.array, item, shape, kind, view);
+  }
+};
+
+std::string show(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", x);
+  return text;
 }
 
-std::string put(const Needed& needed, const Given& given, View<void>* to) {
-  std::string error = take(needed, given, to);
-  if (error.empty() && given.given) error = check_writable(needed.name, given.array);
-  return error;
-}
+std::string presence(bool given) { return given ? "one" : "none"; }
 
-std::string sizes_of(const DotArrays& a, DotSizes* n) {
-  *n = {a.q.shape[0], a.q.shape[1], a.k.shape[1], a.q.shape[2], a.k.shape[2], a.q.shape[3], a.v.shape[3]};
-  for (const Array* x : {&a.q, &a.k, &a.v}) {
-    for (const int64_t size : x->shape) {
-      if (size < 0) return wrong("q, k, v", "shape " + show(x->shape), "sizes of 0 or more");
-    }
-  }
-  if (n->L > kMost || n->S > kMost) {
-    return wrong("q, k", std::to_string(n->L) + " queries and " + std::to_string(n->S) + " keys",
-                 "fewer than 2^31 of each");
-  }
-  if (n->G == 0 ? n->H != 0 : n->H % n->G != 0) {
-    return wrong("k", std::to_string(n->G) + " key/value heads beside " + std::to_string(n->H) + " query heads",
-                 "a number of heads that divides them");
-  }
-  int64_t items = kQueryTile + n->L;
-  if (__builtin_mul_overflow(items, n->B, &items) || __builtin_mul_overflow(items, n->H, &items) ||
-      __builtin_mul_overflow(n->B * (n->S + kKeyTile), n->G, &items)) {
-    return wrong("q", "shape " + show(a.q.shape), "fewer than 2^63 rows");
-  }
-  return "";
+void check_numbers(const DotArrays& arrays, Checks* checks) {
+  // The kernel takes scale and softcap in units of log 2, in the dtype of the sums.
+  const bool wide = arrays.dtype == Dtype::f64;
+  const double most = wide ? std::numeric_limits<double>::max() / 2 : std::numeric_limits<float>::max() / 2.0;
+  const double least = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+  const double scale = arrays.scale, softcap = arrays.softcap, dropout = arrays.dropout;
+  checks->expect(std::abs(scale) <= most, "scale", show(scale), "a finite number, at most " + show(most));
+  checks->expect(softcap == 0 || (softcap >= least && softcap <= most), "softcap", show(softcap),
+                 "a number from " + show(least) + " to " + show(most) + ", or 0 for none");
+  checks->expect(dropout >= 0 && dropout < 1, "dropout", show(dropout), "a share within [0, 1)");
+  if (!(dropout > 0)) return;
+  checks->expect(arrays.seed.given, "seed", "none", "two words, for a dropout of " + show(dropout));
+  checks->expect(arrays.draws >= 1, "draws", std::to_string(arrays.draws), "1 or more");
 }
 
 }  // namespace
 
-std::string check_dot(const DotArrays& a, Dot* dot) {
-  *dot = {};
-  std::string error = sizes_of(a, &dot->n);
-  if (!error.empty()) return error;
-  const DotSizes& n = dot->n;
-  const int64_t item = size_of(a.dtype), sum = size_of(accumulation(a.dtype));
-  dot->dtype = a.dtype;
-  const auto need = [&error](std::string found) { error = error.empty() ? found : error; };
-  need(take({"q", item, {n.B, n.H, n.L, n.D}, false, true}, {true, a.q}, &dot->q));
-  need(take({"k", item, {n.B, n.G, n.S, n.D}, false, true}, {true, a.k}, &dot->k));
-  need(take({"v", item, {n.B, n.G, n.S, n.E}, false, true}, {true, a.v}, &dot->v));
-  need(take({"key_bias", sum, {n.B, n.H, 1, n.S}, true, true}, a.key_bias, &dot->key_bias));
-  need(take({"bias", sum, {n.B, n.H, n.L, n.S}, true, true}, a.bias, &dot->bias));
-  need(take({"slopes", sum, {n.B, n.H, 1, 1}, true, false}, a.slopes, &dot->slopes));
-  need(take({"align", 4, {n.B, 1, 1, 1}, true, false}, a.align, &dot->align));
-  need(take({"bits", 1, {n.B, n.H, n.L, (n.S + 7) / 8}, true, false}, a.bits, &dot->bits));
-  if (!error.empty()) return error;
-  if (a.slopes.given != a.align.given) return wrong("slopes, align", "one of them", "both, or neither");
-  if (a.start.given != a.stop.given) return wrong("start, stop", "one of them", "both, or neither");
-  if (a.start.given) {
-    error = check_spans(a.start.array, a.stop.array, {n.B, n.H, n.L, n.S}, &dot->spans);
-    static const int32_t nothing = 0;  // without queries there is no address, and still a mask
-    if (dot->spans.start.data == nullptr) dot->spans.start.data = dot->spans.stop.data = &nothing;
-    if (!error.empty()) return error;
-  }
-  if (!std::isfinite(a.scale)) return wrong("scale", std::to_string(a.scale), "a finite number");
-  if (!(a.softcap >= 0) || std::isinf(a.softcap)) {
-    return wrong("softcap", std::to_string(a.softcap), "a positive finite number, or 0 for none");
-  }
-  if (!(a.dropout >= 0 && a.dropout < 1)) {
-    return wrong("dropout", std::to_string(a.dropout), "a number p with 0 <= p < 1");
-  }
-  if (a.dropout > 0) {
-    if (!a.seed.given) return wrong("seed", "none", "two words a sequence wherever dropout acts");
-    if (a.draws < 1) return wrong("draws", std::to_string(a.draws), "1 or more");
-    error = take({"seed", 4, {n.B, 1, 1, 2}, true, false}, a.seed, &dot->seed);
-  }
-  dot->scale = a.scale;
-  dot->softcap = a.softcap;
-  dot->dropout = a.dropout;
-  dot->draws = a.draws;
-  return error;
-}
+std::string check_dot(const DotArrays& arrays, Dot* problem) {
+  const int64_t B = arrays.q.shape[0], H = arrays.q.shape[1], L = arrays.q.shape[2], D = arrays.q.shape[3];
+  const int64_t G = arrays.k.shape[1], S = arrays.k.shape[2], E = arrays.v.shape[3];
+  const int64_t item = size_of(arrays.dtype), wide = size_of(accumulation(arrays.dtype));
+  *problem = {};
+  problem->dtype = arrays.dtype;
+  problem->n = {B, H, G, L, S, D, E};
+  problem->scale = arrays.scale;
+  problem->softcap = arrays.softcap;
+  problem->dropout = arrays.dropout;
+  problem->draws = arrays.draws;
 
-std::string check_dot_forward(const DotForwardArrays& a, DotForward* task) {
-  const DotSizes& n = task->problem.n;
-  const int64_t sum = size_of(accumulation(task->problem.dtype));
-  std::string error = put({"out", sum, {n.B, n.H, n.L, n.E}, false, false}, {true, a.out}, &task->out);
-  const auto row = [&](const char* name, const Given& given, View<void>* to) {
-    if (error.empty()) error = put({name, sum, {n.B, n.H, n.L, 1}, false, false}, given, to);
-  };
-  row("lse", a.lse, &task->lse);
-  row("top", a.top, &task->top);
-  row("inverse", a.inverse, &task->inverse);
-  row("entropy", a.entropy, &task->entropy);
-  row("max_weight", a.max_weight, &task->max_weight);
-  row("jacobian_norm", a.jacobian_norm, &task->jacobian_norm);
-  if (!error.empty()) return error;
-  if (a.entropy.given != a.max_weight.given || a.entropy.given != a.jacobian_norm.given) {
-    return wrong("entropy, max_weight, jacobian_norm", "some of them", "all, or none");
-  }
-  return "";
-}
+  Checks checks;
+  checks.array("q", arrays.q, item, {B, H, L, D}, kRows, &problem->q);
+  checks.array("k", arrays.k, item, {B, G, S, D}, kRows, &problem->k);
+  checks.array("v", arrays.v, item, {B, G, S, E}, kRows, &problem->v);
+  checks.expect(G == 0 ? H == 0 : H % G == 0, "k", std::to_string(G) + " heads",
+                "a number that divides the " + std::to_string(H) + " of q");
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  checks.expect(L <= most, "q", std::to_string(L) + " queries", "fewer than 2^31: dropout counts them in 32 bits");
+  checks.expect(S <= most, "k", std::to_string(S) + " keys", "fewer than 2^31: spans are int32");
+  check_numbers(arrays, &checks);
 
-std::string check_dot_backward(const DotBackwardArrays& a, DotBackward* task) {
-  const Dot& dot = task->problem;
-  const DotSizes& n = dot.n;
-  const int64_t sum = size_of(accumulation(dot.dtype));
-  std::string error;
-  const auto need = [&error](std::string found) { error = error.empty() ? found : error; };
-  need(take({"out", sum, {n.B, n.H, n.L, n.E}, false, false}, {true, a.out}, &task->out));
-  need(take({"top", sum, {n.B, n.H, n.L, 1}, false, false}, {true, a.top}, &task->top));
-  need(take({"inverse", sum, {n.B, n.H, n.L, 1}, false, false}, {true, a.inverse}, &task->inverse));
-  need(take({"dout", sum, {n.B, n.H, n.L, n.E}, false, false}, {true, a.dout}, &task->dout));
-  need(take({"dlse", sum, {n.B, n.H, n.L, 1}, false, false}, a.dlse, &task->dlse));
-  need(put({"dq", sum, {n.B, n.H, n.L, n.D}, false, true}, a.dq, &task->dq));
-  need(put({"dk", sum, {n.B, n.G, n.S, n.D}, false, true}, a.dk, &task->dk));
-  need(put({"dv", sum, {n.B, n.G, n.S, n.E}, false, true}, a.dv, &task->dv));
-  need(put({"dkey_bias", sum, {n.B, n.H, 1, n.S}, false, true}, a.dkey_bias, &task->dkey_bias));
-  need(put({"dslopes", sum, {n.B, n.H, n.L, 1}, false, false}, a.dslopes, &task->dslopes));
-  if (!error.empty()) return error;
-  if (a.dq.given != a.dk.given) return wrong("dq, dk", "one of them", "both, or neither");
-  const bool one_row = dot.bias.data != nullptr && dot.bias.stride[2] == 0 && dot.softcap == 0;
-  if (a.dkey_bias.given && dot.key_bias.data == nullptr && !one_row) {
-    return wrong("dkey_bias", "one", "none without a key_bias, or a bias of one row and no softcap");
+  checks.array("key_bias", arrays.key_bias, wide, {B, H, 1, S}, kBroadcasts | kRows, &problem->key_bias);
+  checks.array("bias", arrays.bias, wide, {B, H, L, S}, kBroadcasts | kRows, &problem->bias);
+  checks.array("slopes", arrays.slopes, wide, {B, H, 1, 1}, kBroadcasts, &problem->slopes);
+  checks.array("align", arrays.align, 4, {B, 1, 1, 1}, kBroadcasts, &problem->align);
+  checks.expect(arrays.slopes.given == arrays.align.given, "align", presence(arrays.align.given),
+                presence(arrays.slopes.given) + ": it goes with slopes");
+  if (arrays.dropout > 0) {
+    checks.array("seed", arrays.seed, 4, {B, 1, 1, 2}, kBroadcasts, &problem->seed);
   }
-  if (a.dslopes.given && dot.slopes.data == nullptr) return wrong("dslopes", "one", "none without slopes");
-  if (a.dbias.given) {
-    if (dot.bias.data == nullptr) return wrong("dbias", "one", "none without bias");
-    const auto size = [](int64_t stride, int64_t all) { return stride == 0 ? 1 : all; };
-    const int64_t shape[4] = {size(dot.bias.stride[0], n.B), size(dot.bias.stride[1], n.H), n.L, n.S};
-    error = put({"dbias", sum, {shape[0], shape[1], n.L, n.S}, false, true}, a.dbias, &task->dbias);
-    if (error.empty() && n.L > 1 && dot.bias.stride[2] == 0) {
-      error = wrong("dbias", "a bias that is one row for all queries", "a bias with a row for each");
+
+  checks.expect(arrays.start.given == arrays.stop.given, "stop", presence(arrays.stop.given),
+                presence(arrays.start.given) + ": it goes with start");
+  const Sizes sizes{B, H, L, S};
+  if (arrays.start.given) {
+    // Without an interval there is no address, which would mean that there are no spans.
+    checks.expect(arrays.start.array.shape[3] != 0, "start", "shape " + show(arrays.start.array.shape),
+                  "one interval or more a query; [0, 0) for none");
+    if (checks.error.empty()) {
+      checks.error = check_spans(arrays.start.array, arrays.stop.array, sizes, &problem->spans);
     }
   }
-  return error;
+  if (checks.error.empty() && arrays.bits.given) {
+    checks.error = check_bits(arrays.bits.array, sizes, &problem->bits);
+  }
+  return checks.error;
+}
+
+std::string check_dot_forward(const DotForwardArrays& arrays, DotForward* task) {
+  const DotSizes& n = task->problem.n;
+  const int64_t item = size_of(accumulation(task->problem.dtype)), row[4] = {n.B, n.H, n.L, 1};
+  Checks checks;
+  task->lse = task->top = task->inverse = task->entropy = task->max_weight = task->jacobian_norm = {};
+  checks.array("out", arrays.out, item, {n.B, n.H, n.L, n.E}, kWritten, &task->out);
+  checks.array("lse", arrays.lse, item, row, kWritten, &task->lse);
+  checks.array("top", arrays.top, item, row, kWritten, &task->top);
+  checks.array("inverse", arrays.inverse, item, row, kWritten, &task->inverse);
+  checks.expect(arrays.top.given == arrays.inverse.given, "inverse", presence(arrays.inverse.given),
+                presence(arrays.top.given) + ": it goes with top");
+  checks.array("entropy", arrays.entropy, item, row, kWritten, &task->entropy);
+  checks.array("max_weight", arrays.max_weight, item, row, kWritten, &task->max_weight);
+  checks.array("jacobian_norm", arrays.jacobian_norm, item, row, kWritten, &task->jacobian_norm);
+  const bool all = arrays.entropy.given;
+  checks.expect(arrays.max_weight.given == all, "max_weight", presence(arrays.max_weight.given),
+                presence(all) + ": it goes with entropy");
+  checks.expect(arrays.jacobian_norm.given == all, "jacobian_norm", presence(arrays.jacobian_norm.given),
+                presence(all) + ": it goes with entropy");
+  return checks.error;
+}
+
+std::string check_dot_backward(const DotBackwardArrays& arrays, DotBackward* task) {
+  const Dot& problem = task->problem;
+  const DotSizes& n = problem.n;
+  const int64_t item = size_of(accumulation(problem.dtype)), row[4] = {n.B, n.H, n.L, 1};
+  Checks checks;
+  task->dlse = {};
+  task->dq = task->dk = task->dv = task->dkey_bias = task->dbias = task->dslopes = {};
+  checks.array("out", arrays.out, item, {n.B, n.H, n.L, n.E}, kPlain, &task->out);
+  checks.array("top", arrays.top, item, row, kPlain, &task->top);
+  checks.array("inverse", arrays.inverse, item, row, kPlain, &task->inverse);
+  checks.array("dout", arrays.dout, item, {n.B, n.H, n.L, n.E}, kPlain, &task->dout);
+  checks.array("dlse", arrays.dlse, item, row, kPlain, &task->dlse);
+
+  checks.array("dq", arrays.dq, item, {n.B, n.H, n.L, n.D}, kRows | kWritten, &task->dq);
+  checks.array("dk", arrays.dk, item, {n.B, n.G, n.S, n.D}, kRows | kWritten, &task->dk);
+  checks.expect(arrays.dq.given == arrays.dk.given, "dk", presence(arrays.dk.given),
+                presence(arrays.dq.given) + ": it goes with dq");
+  checks.array("dv", arrays.dv, item, {n.B, n.G, n.S, n.E}, kRows | kWritten, &task->dv);
+  checks.array("dkey_bias", arrays.dkey_bias, item, {n.B, n.H, 1, n.S}, kRows | kWritten, &task->dkey_bias);
+  checks.array("dslopes", arrays.dslopes, item, row, kWritten, &task->dslopes);
+
+  // Where nobody is there to have a gradient, the addresses may be null.
+  const bool nobody = n.B == 0 || n.H == 0 || n.L == 0 || n.S == 0;
+  const bool one_row = problem.bias.data != nullptr && problem.bias.stride[2] == 0;
+  checks.expect(nobody || !arrays.dkey_bias.given || problem.key_bias.data != nullptr ||
+                    (one_row && problem.softcap == 0),
+                "dkey_bias", "one", "none: there is no key_bias, nor a bias of one row without softcap");
+  checks.expect(nobody || !arrays.dslopes.given || problem.slopes.data != nullptr, "dslopes", "one",
+                "none: there are no slopes");
+  if (!arrays.dbias.given) return checks.error;
+  checks.expect(nobody || problem.bias.data != nullptr, "dbias", "one", "none: there is no bias");
+  checks.expect(n.L <= 1 || !one_row, "dbias", "one", "none: the bias is one row for all queries");
+  // Batch elements and heads that share a bias share its gradient; queries never do.
+  const int64_t(&given)[4] = arrays.dbias.array.shape;
+  const int64_t needed[4] = {given[0] == 1 ? 1 : n.B, given[1] == 1 ? 1 : n.H, n.L, n.S};
+  checks.array("dbias", arrays.dbias, item, needed, kRows | kWritten, &task->dbias);
+  const bool shared = (given[0] == n.B || problem.bias.stride[0] == 0) &&
+                      (given[1] == n.H || problem.bias.stride[1] == 0);
+  checks.expect(shared, "dbias", "shape " + show(given), "the shape of bias");
+  return checks.error;
 }
 
 }  // namespace attnspan
