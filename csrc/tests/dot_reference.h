@@ -95,7 +95,7 @@ struct Row {
   Numbers far;     // |i + align - j|
   Numbers weight;  // before dropout
   Numbers kept;    // 0, or 1 / (1 - dropout)
-  double top = 0, inverse = 0, lse = -kInf;  // top in units of log 2
+  double top = 0, inverse = 0, lse = -kInf;
   double entropy = 0;
   bool values_finite = true;
 };
@@ -103,10 +103,9 @@ struct Row {
 inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
   const Dtype sums = accumulation(d.dtype);
   const int64_t g = h / (d.n.H / d.n.G);
-  // The largest score in units of log 2: what overflows stops there.
-  const double unit = std::log2(std::exp(1.0));
+  // What overflows stops at the largest number.
   const double largest = (sums == Dtype::f64 ? std::numeric_limits<double>::max()
-                                             : static_cast<double>(std::numeric_limits<float>::max())) / unit;
+                                             : static_cast<double>(std::numeric_limits<float>::max()));
   uint64_t words[2] = {0, 0};
   if (d.dropout > 0) {
     const uint32_t* seed = d.seed.row(b, 0, 0);
@@ -155,7 +154,7 @@ inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
   double others = 0;
   for (auto s = row.score.begin(); s != row.score.end(); ++s) others += s == most ? 0 : std::exp(*s - top);
   for (const double s : row.score) row.weight.push_back(std::exp(s - top) / (1 + others));
-  row.top = top * unit;
+  row.top = top;
   row.inverse = 1 / (1 + others);
   row.lse = top + std::log1p(others);
   row.entropy = std::log1p(others);
