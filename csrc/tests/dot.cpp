@@ -11,16 +11,6 @@ using reference::Numbers;
 
 namespace {
 
-std::string text_of(const Wish& w) {
-  const DotSizes& n = w.n;
-  char text[256];
-  std::snprintf(text, sizeof text,
-                "B %d H %d G %d L %d S %d D %d E %d, mask %d, key_bias %d bias %d slopes %d scale %g softcap %g "
-                "dropout %g shared %d", int(n.B), int(n.H), int(n.G), int(n.L), int(n.S), int(n.D), int(n.E),
-                int(w.mask), w.key_bias, w.bias, w.slopes, w.scale, w.softcap, w.dropout, w.shared);
-  return text;
-}
-
 // The largest error, relative to the largest number of the reference or `least`, whichever is more.
 // Infinite where one is NaN, or infinite, and the other is not.
 template <class A>

@@ -28,6 +28,16 @@ struct Wish {
   bool shared = false;  // axes of inputs may have stride 0
 };
 
+inline std::string text_of(const Wish& w) {
+  const DotSizes& n = w.n;
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "B %d H %d G %d L %d S %d D %d E %d, mask %d, key_bias %d bias %d slopes %d scale %g softcap %g "
+                "dropout %g shared %d", int(n.B), int(n.H), int(n.G), int(n.L), int(n.S), int(n.D), int(n.E),
+                int(w.mask), w.key_bias, w.bias, w.slopes, w.scale, w.softcap, w.dropout, w.shared);
+  return text;
+}
+
 template <class T>
 constexpr Dtype dtype_of() {
   if (std::is_same<T, Half>::value) return Dtype::f16;
@@ -223,13 +233,32 @@ bool same_bits(const std::vector<A>& x, const std::vector<A>& y) {
   return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(A)) == 0);
 }
 
+// Says what differs.
 template <class A>
 bool same_bits(const Results<A>& x, const Results<A>& y) {
-  return same_bits(x.out, y.out) && same_bits(x.lse, y.lse) && same_bits(x.top, y.top) &&
-         same_bits(x.inverse, y.inverse) && same_bits(x.entropy, y.entropy) &&
-         same_bits(x.max_weight, y.max_weight) && same_bits(x.jacobian_norm, y.jacobian_norm) &&
-         same_bits(x.dq, y.dq) && same_bits(x.dk, y.dk) && same_bits(x.dv, y.dv) &&
-         same_bits(x.dkey_bias, y.dkey_bias) && same_bits(x.dbias, y.dbias) && same_bits(x.dslopes, y.dslopes);
+  bool same = true;
+  const auto compare = [&](const char* name, const std::vector<A>& one, const std::vector<A>& other) {
+    if (same_bits(one, other)) return;
+    same = false;
+    size_t i = 0;
+    while (i < std::min(one.size(), other.size()) && std::memcmp(&one[i], &other[i], sizeof(A)) == 0) ++i;
+    if (i == std::min(one.size(), other.size())) return;
+    std::fprintf(stderr, "%s differs from entry %d on: %.9g and %.9g\n", name, int(i), double(one[i]), double(other[i]));
+  };
+  compare("out", x.out, y.out);
+  compare("lse", x.lse, y.lse);
+  compare("top", x.top, y.top);
+  compare("inverse", x.inverse, y.inverse);
+  compare("entropy", x.entropy, y.entropy);
+  compare("max_weight", x.max_weight, y.max_weight);
+  compare("jacobian_norm", x.jacobian_norm, y.jacobian_norm);
+  compare("dq", x.dq, y.dq);
+  compare("dk", x.dk, y.dk);
+  compare("dv", x.dv, y.dv);
+  compare("dkey_bias", x.dkey_bias, y.dkey_bias);
+  compare("dbias", x.dbias, y.dbias);
+  compare("dslopes", x.dslopes, y.dslopes);
+  return same;
 }
 
 struct Asked {
