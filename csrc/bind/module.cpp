@@ -6,54 +6,23 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "../core/dispatch.h"
-#include "../core/executor.h"
 #include "../core/isa.h"
 #include "../core/softmax.h"
 #include "../core/validate.h"
+#include "arrays.h"
+#include "dot.h"
 #include "ffi.h"
-
-namespace nb = nanobind;
 
 namespace attnspan {
 namespace {
 
-using Four = std::array<int64_t, 4>;
-using Given = std::tuple<std::uintptr_t, Four, Four>;  // address, shape, strides in elements
-
-Array array_of(const Given& given) {
-  Array array;
-  array.data = reinterpret_cast<void*>(std::get<0>(given));
-  std::copy(std::get<1>(given).begin(), std::get<1>(given).end(), array.shape);
-  std::copy(std::get<2>(given).begin(), std::get<2>(given).end(), array.stride);
-  return array;
-}
-
-Dtype dtype_of(const std::string& name) {
-  if (name == "float16") return Dtype::f16;
-  if (name == "bfloat16") return Dtype::bf16;
-  if (name == "float32") return Dtype::f32;
-  if (name == "float64") return Dtype::f64;
-  throw std::invalid_argument("dtype: given " + name + ", needed float16, bfloat16, float32 or float64");
-}
-
-std::unique_ptr<Executor> executor_of(const std::string& name, int64_t threads) {
-  if (name == "openmp" || (name == "auto" && OpenMp::loaded())) return std::make_unique<OpenMp>(threads);
-  return std::make_unique<Pool>(threads);
-}
-
-void run_softmax(const std::string& dtype, const Given& scores, const Given& start, const Given& stop,
-                 const std::optional<Given>& bits, const Given& weights, const Given& lse, int64_t threads,
+void run_softmax(const std::string& dtype, const Described& scores, const Described& start, const Described& stop,
+                 const std::optional<Described>& bits, const Described& weights, const Described& lse, int64_t threads,
                  const std::string& executor) {
   if (!isa_in_use().error.empty()) throw std::invalid_argument(isa_in_use().error);
   const Array words = bits ? array_of(*bits) : Array{};
@@ -85,6 +54,7 @@ NB_MODULE(_native, m) {
   m.def("masked_softmax", &attnspan::run_softmax, nb::arg("dtype"), nb::arg("scores"), nb::arg("start"),
         nb::arg("stop"), nb::arg("bits").none(), nb::arg("weights"), nb::arg("lse"), nb::arg("threads"),
         nb::arg("executor"));
+  attnspan::define_dot(m);
   m.def("isa", &attnspan::isa);
   m.def("isas", &attnspan::isas);
   m.def("kernel_isa", [] { return std::string(attnspan::name_of(attnspan::kernels().isa)); });

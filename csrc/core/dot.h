@@ -1,6 +1,6 @@
 // Attention with a dot-form score, forward and backward, without an array of scores:
 //
-//   s = softcap(scale * (q . k + key_bias)) + bias - slope * |i + align - j|,   out = dropout(softmax(s)) v
+//   s = softcap(scale * q . k + key_bias) + bias - slope * |i + align - j|,   out = dropout(softmax(s)) v
 //
 // over the pairs that spans and bits show. A bias of -inf excludes too. What is excluded does not
 // exist: a key that no query sees, and a query that sees no key, may hold anything. A key or value that
@@ -35,7 +35,7 @@ struct Dot {
   View<const void> q, k, v;      // (B, H, L, D), (B, G, S, D), (B, G, S, E)
   double scale;
   double softcap;                // 0 is none
-  View<const void> key_bias;     // (B|1, H|1, 1, S), inside the scale and the softcap
+  View<const void> key_bias;     // (B|1, H|1, 1, S), finite, inside the softcap
   View<const void> bias;         // (B|1, H|1, L|1, S), behind the softcap
   View<const void> slopes;       // (B|1, H|1, 1, 1), of ALiBi
   View<const int32_t> align;     // (B|1, 1, 1, 1), with slopes only
@@ -57,6 +57,7 @@ struct DotForward {
 
 // What the backward pass reads and writes. dk and dv must come filled with zeros, dkey_bias and dbias
 // too; the others are overwritten. A null address: that gradient is not asked for (dq, dk come together).
+// dkey_bias is what comes back to a key's column: of key_bias, or without softcap of a bias of one row.
 struct DotBackward {
   Dot problem;
   View<const void> out, top, inverse;  // as the forward pass wrote them
@@ -64,7 +65,7 @@ struct DotBackward {
   View<const void> dlse;               // (B, H, L, 1), or null
   View<void> dq, dk, dv;               // (B, H, L, D), (B, G, S, D), (B, G, S, E): last stride 1
   View<void> dkey_bias;                // (B, H, 1, S): last stride 1
-  View<void> dbias;                    // the shape of bias, which must have L rows; last stride 1
+  View<void> dbias;                    // the shape of bias, with a row for each query; last stride 1
   View<void> dslopes;                  // (B, H, L, 1): the part of each row
 };
 

@@ -223,10 +223,8 @@ struct Tile {
     const bool capped = dot.softcap != 0, dense = dot.bias.data != nullptr;
     const T cap = static_cast<T>(dot.softcap * kLog2e), inverse = static_cast<T>(1 / (dot.softcap * kLog2e));
     const T* added = nullptr;
-    T added_unit = 0;
     if (dot.key_bias.data != nullptr) {
       added = static_cast<const T*>(dot.key_bias.data) + dot.key_bias.offset(q.b, q.h, 0) + start;
-      added_unit = static_cast<T>(dot.scale * kLog2e);
     }
     if (dense) copy_bias(first, n, keys);
     T slope = 0;
@@ -238,7 +236,7 @@ struct Tile {
     for (int64_t j = keys.first; j < keys.last; ++j) {
       for (int w = 0; w < 3; ++w) {
         V x = load(s + j * P + w * N);
-        if (added != nullptr) x += added[j] * added_unit;
+        if (added != nullptr) x += added[j] * unit;
         if (capped) {
           const V t = tanh<T>(x * inverse);
           if (softened != nullptr) store(softened + j * P + w * N, (T(1) - t) * (T(1) + t));
@@ -774,7 +772,7 @@ struct Backward {
         }
         const T* x = lives[row] ? widened(from + i * dot.q.stride[2], dot.n.D, row_space) : row_space;
         pack_columns(x, dot.n.D, scale, row, query_columns);
-        query_columns[(dot.n.D / C * kQueryTile + row) * C + dot.n.D % C] = scale;  // sums for the key bias
+        query_columns[(dot.n.D / C * kQueryTile + row) * C + dot.n.D % C] = 1;  // sums for the key bias
       }
     }
     pack_panel(from, dot.q.stride[2], n, dot.n.D, static_cast<T>(dot.scale * kLog2e), lives + base, row_space,

@@ -162,12 +162,15 @@ std::string check_dot_backward(const DotBackwardArrays& arrays, DotBackward* tas
 
   // Where nobody is there to have a gradient, the addresses may be null.
   const bool nobody = n.B == 0 || n.H == 0 || n.L == 0 || n.S == 0;
-  checks.expect(nobody || !arrays.dkey_bias.given || problem.key_bias.data != nullptr, "dkey_bias", "one",
-                "none: there is no key_bias");
+  const bool one_row = problem.bias.data != nullptr && problem.bias.stride[2] == 0;
+  checks.expect(nobody || !arrays.dkey_bias.given || problem.key_bias.data != nullptr ||
+                    (one_row && problem.softcap == 0),
+                "dkey_bias", "one", "none: there is no key_bias, nor a bias of one row without softcap");
   checks.expect(nobody || !arrays.dslopes.given || problem.slopes.data != nullptr, "dslopes", "one",
                 "none: there are no slopes");
   if (!arrays.dbias.given) return checks.error;
   checks.expect(nobody || problem.bias.data != nullptr, "dbias", "one", "none: there is no bias");
+  checks.expect(n.L <= 1 || !one_row, "dbias", "one", "none: the bias is one row for all queries");
   // Batch elements and heads that share a bias share its gradient; queries never do.
   const int64_t(&given)[4] = arrays.dbias.array.shape;
   const int64_t needed[4] = {given[0] == 1 ? 1 : n.B, given[1] == 1 ? 1 : n.H, n.L, n.S};

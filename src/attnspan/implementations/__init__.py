@@ -5,9 +5,10 @@
 
 from attnspan.implementations.base import Implementation
 from attnspan.implementations.eager import EAGER
+from attnspan.implementations.native import NATIVE
 from attnspan.implementations.sdpa import SDPA
 from attnspan.implementations.tiled import TILED
 
 __all__ = ["IMPLEMENTATIONS", "Implementation"]
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (SDPA, TILED, EAGER)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (NATIVE, SDPA, TILED, EAGER)

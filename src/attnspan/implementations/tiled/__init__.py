@@ -17,32 +17,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from attnspan.arrays import (
-    constant,
-    device_of,
-    has_tangent,
-    is_array,
-    is_torch_compiling,
-    look,
-    stop_gradient,
-)
-from attnspan.biases import ALiBi
-from attnspan.implementations.base import (
-    Implementation,
-    any_of_group,
-    finished,
-    finite_in,
-    prepared,
-    with_middle_axes,
-)
+from attnspan.arrays import constant, device_of, has_tangent, is_array, is_torch_compiling, stop_gradient
+from attnspan.implementations.base import Implementation, finished
+from attnspan.implementations.bounded import bound_with_bias, broadcast, prepared_in_bounds
 from attnspan.implementations.tiled.problem import Problem, Scoring
-from attnspan.masks.bits import pack
-from attnspan.masks.bound import Bound, all_keys, both, frame_of
-from attnspan.masks.coverage import queries_seeing, queries_that_see, seen_keys
-from attnspan.request import Request, mask_sizes
-from attnspan.scores.base import per_head
+from attnspan.request import Request
 from attnspan.scores.function import Function
 from attnspan.statistics import Statistics
 
@@ -100,25 +79,10 @@ def look_at(request: Request) -> tuple[Any, Statistics]:
 
 def _problem(request: Request) -> tuple[Problem, Any]:
     """Bring a request to what tiles are cut from: the problem, and which queries are poisoned."""
-    xp, sizes = request.xp, request.sizes
-    lead = sizes.lead
-    request = replace(
-        request,
-        q=xp.broadcast_to(request.q, (*lead, sizes.L, sizes.Dq)),
-        k=xp.broadcast_to(request.k, (*lead[:-1], sizes.G, sizes.S, sizes.Dk)),
-        v=xp.broadcast_to(request.v, (*lead[:-1], sizes.G, sizes.S, request.v.shape[-1])),
-    )
-    bound, bias = _bound(request)
-    sees = live = None
-    if bound is not None:
-        sees = queries_that_see(bound, sizes.L, sizes.S)
-        live = any_of_group(seen_keys(bound, sizes.L, sizes.S), sizes.G)
-
-    def reach(bad: Any) -> Any:
-        bad = per_head(bad[..., None], sizes.H)[..., 0]
-        return bad.any(-1)[..., None] if bound is None else queries_seeing(bound, bad, sizes.L, sizes.S)
-
-    ready = prepared(request, sees, live, reach)
+    xp = request.xp
+    request = broadcast(request)
+    bound, bias = bound_with_bias(request)
+    ready = prepared_in_bounds(request, bound)
     softcap = request.softcap
     if is_array(softcap):
         softcap = constant(softcap, xp, device_of(request.q))
@@ -126,30 +90,8 @@ def _problem(request: Request) -> tuple[Problem, Any]:
     low, high = request.low, request.high
     if request.kind == "jax" and request.dropout:  # a number would be compiled in
         low, high = (xp.asarray(word, dtype=xp.uint32) for word in (low, high))
-    return Problem(scoring, ready.v, bound, low, high, request.dropout, sizes), ready.poisoned
-
-
-def _bound(request: Request) -> tuple[Bound | None, Any]:
-    """Give the mask, with all axes of the scores, and the bias; a bias of -inf becomes part of the mask."""
-    xp, sizes, device = request.xp, request.sizes, device_of(request.q)
-    bound = None
-    if request.mask is not None:
-        bound = request.mask.bound(sizes.L, sizes.S, like=request.q, sizes=mask_sizes(sizes))
-        bound = bound.map_arrays(lambda x: with_middle_axes(x, sizes))
-    bias = request.bias
-    if bias is None:
-        return bound, None
-    if isinstance(bias, ALiBi):
-        return bound, bias.map_arrays(lambda x: constant(x, xp, device))
-    seen = look(bias)
-    if seen is None or np.isneginf(seen).any():
-        there = xp.broadcast_to(bias != -float("inf"), (*bias.shape[:-1], sizes.S))
-        frame = frame_of(sizes.L, sizes.S, xp, device)
-        bits = pack(lambda i, j: there[..., i:j, :], there.shape[-2], sizes.S)
-        shown = Bound(all_keys(frame), bits)
-        bound = shown if bound is None else both(bound, shown, frame)
-        bias = xp.where(bias != -float("inf"), bias, 0.0)
-    return bound, finite_in(xp, bias, request.accumulation)
+    problem = Problem(scoring, ready.v, bound, low, high, request.dropout, request.sizes)
+    return problem, ready.poisoned
 
 
 def intermediate(request: Request) -> int:
