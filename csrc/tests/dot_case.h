@@ -281,7 +281,9 @@ Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dl
   dot_forward(forward, executor);
   Results<A> results;
   if (asked.backward) {
-    const bool biased = problem.bias.data != nullptr;
+    const bool one_row = problem.bias.data != nullptr && problem.bias.stride[2] == 0;
+    const bool biased = problem.bias.data != nullptr && (n.L == 1 || !one_row);
+    const bool columns = problem.key_bias.data != nullptr || (one_row && problem.softcap == 0);
     int64_t(&shape)[4] = results.dbias_shape;
     shape[0] = problem.bias.stride[0] == 0 ? std::min<int64_t>(1, n.B) : n.B;
     shape[1] = problem.bias.stride[1] == 0 ? std::min<int64_t>(1, n.H) : n.H;
@@ -294,7 +296,7 @@ Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dl
     backward.problem = problem;
     const std::string error = check_dot_backward(
         {out.owned.array, top.owned.array, inverse.owned.array, dout, {true, dlse}, {true, dq.owned.array},
-         {true, dk.owned.array}, {true, dv.owned.array}, {problem.key_bias.data != nullptr, dkey_bias.owned.array},
+         {true, dk.owned.array}, {true, dv.owned.array}, {columns, dkey_bias.owned.array},
          {biased, dbias.owned.array}, {problem.slopes.data != nullptr, dslopes.owned.array}},
         &backward);
     if (!error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
@@ -303,7 +305,7 @@ Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dl
     results.dq = dq.taken();
     results.dk = dk.taken();
     results.dv = dv.taken();
-    if (problem.key_bias.data != nullptr) results.dkey_bias = dkey_bias.taken();
+    if (columns) results.dkey_bias = dkey_bias.taken();
     if (biased) results.dbias = dbias.taken();
     if (problem.slopes.data != nullptr) results.dslopes = dslopes.taken();
   }
