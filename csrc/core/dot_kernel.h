@@ -805,7 +805,10 @@ struct Backward {
     if (task.dslopes.data != nullptr) add_to_slopes(panel, keys, slopes);
     if (task.dbias.data != nullptr) add_to_bias(panel, keys, slopes);
     if (scores && dot.softcap != 0) {
-      for (int64_t j = keys.first * P; j < keys.last * P; ++j) slopes[j] *= softened[j];
+      for (int64_t j = keys.first * 3; j < keys.last * 3; ++j) {
+        const V slope = load(slopes + j * N);  // where it is 0, the score may be of what nobody sees
+        store(slopes + j * N, where(slope != T(0), slope * load(softened + j * N)));
+      }
     }
     if (task.dq.data != nullptr) {
       T* to = dq + panel * P * dot.n.D;

@@ -122,9 +122,8 @@ inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
     row.k.push_back(read_row(d.dtype, d.k, b, g, j, d.n.D));
     row.v.push_back(read_row(d.dtype, d.v, b, g, j, d.n.E));
     row.values_finite = row.values_finite && finite(row.v.back());
-    double x = dot(row.q, row.k.back());
+    double x = d.scale * dot(row.q, row.k.back());
     if (d.key_bias.data != nullptr) x += read(sums, d.key_bias, b, h, 0, j);
-    x *= d.scale;
     double slope = 1;
     if (d.softcap != 0) {
       const double t = std::tanh(x / d.softcap);
@@ -246,10 +245,10 @@ inline Backward reference_backward(const DotBackward& task) {
         for (size_t i = 0; i < row.keys.size(); ++i) {
           const int64_t j = row.keys[i], key = (b * n.G + h / (n.H / n.G)) * n.S + j;
           const double dscore = row.weight[i] * (dweight[i] - delta + dlse);
-          const double dproduct = dscore * row.slope[i] * d.scale;
+          const double dcapped = dscore * row.slope[i], dproduct = dcapped * d.scale;
           g.dbias[at(query * n.S + j)] += dscore;
           g.dslopes[at(query)] -= dscore * row.far[i];
-          g.dkey_bias[at((b * n.H + h) * n.S + j)] += dproduct;
+          g.dkey_bias[at((b * n.H + h) * n.S + j)] += dcapped;
           for (int64_t c = 0; c < n.D; ++c) {
             g.dq[at(query * n.D + c)] += dproduct * row.k[i][at(c)];
             g.dk[at(key * n.D + c)] += dproduct * row.q[at(c)];
