@@ -7,7 +7,6 @@ what the forward pass kept of each row.
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any
 
@@ -25,14 +24,24 @@ __all__ = ["NATIVE"]
 _DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
+def _missing() -> str:
+    try:
+        native.load()
+    except AttnspanError as error:
+        return str(error)
+    return ""
+
+
+_MISSING = _missing()
+"""Why there is no compiled kernel here, "" where there is: asked once, for what is traced cannot ask."""
+
+
 def reasons_against(request: Request) -> list[str]:
     """Say what the kernel cannot do."""
     reasons = []
     score = request.score
-    try:
-        native.load()
-    except AttnspanError as error:
-        reasons.append(str(error))
+    if _MISSING:
+        reasons.append(_MISSING)
     if not isinstance(score, _DOT_FORMS):
         reasons.append(f"the score {type(score).__name__} is no dot form")
     if is_array(request.softcap):
@@ -101,7 +110,17 @@ def intermediate(request: Request) -> int:
 
 def _front(kind: str) -> ModuleType:
     """Give the module that hands a library's arrays to the kernel; each imports its own."""
-    return importlib.import_module(f"attnspan.implementations.native.{kind}")
+    if kind == "torch":
+        from attnspan.implementations.native import torch
+
+        return torch
+    if kind == "jax":
+        from attnspan.implementations.native import jax  # type: ignore[attr-defined]
+
+        return jax
+    from attnspan.implementations.native import numpy
+
+    return numpy
 
 
 NATIVE = Implementation("native", reasons_against, attend, intermediate, look_at)

@@ -43,7 +43,18 @@ def reasons_against(request: Request) -> list[str]:
     kinds = {type(x).__name__ for x in tensors if type(x) not in _PLAIN}
     if kinds and not _is_traced():
         return [f"it takes plain tensors, not {', '.join(sorted(kinds))}"]
+    # An operator's tangent would be silently zero. The level of forward mode is read where the compiler
+    # sees it, and compiles anew when it changes.
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    if is_torch_compiling() and (forward_mode or _compiles_transforms()):
+        return ["its operator for torch.compile has no rules for torch.func's transforms and forward mode"]
     return []
+
+
+@torch.compiler.assume_constant_result
+def _compiles_transforms() -> bool:
+    """Tell whether what is being compiled is inside torch.func's transforms; asked while it is traced."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def attend(problem: Problem) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """The kernel as library operators, for what compilers, exports and dispatch modes trace.
 
-Imported only where something traces.
+Imported only where something traces. Without a rule of its own an operator's tangent is silently zero, so
+both refuse to run where there are any.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from typing import Any
 import torch
 
 from attnspan.arrays import accumulation_dtype
+from attnspan.errors import NotSupportedError
 from attnspan.implementations.native.problem import Problem
 from attnspan.implementations.native.torch import GRADIENTS, backward, forward
 from attnspan.implementations.native.torch_functions import mapped_backward, mapped_forward
 
 __all__ = ["dot", "dot_backward"]
-
-
 
 
 @torch.library.custom_op("attnspan::dot", mutates_args=())
@@ -37,10 +37,9 @@ def dot(
     dropout: float,
     draws: int,
     looks: bool,
-) -> tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
-]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Give out, lse, top, inverse, entropy, max_weight, jacobian_norm; the last hold nothing unless `looks`."""
+    _refuse_forward_mode()
     arrays = (q, k, v, key_bias, bias, slopes, align, start, stop, bits, seed)
     found = forward(Problem(*arrays, scale, softcap, dropout, draws), looks)
     return (*found, *(() if looks else _nothing(q, 3)))  # type: ignore[return-value]
@@ -79,6 +78,7 @@ def dot_backward(
     wanted: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Give the gradients of q, k, v, key_bias, bias and slopes; those not wanted hold nothing."""
+    _refuse_forward_mode()
     arrays = (q, k, v, key_bias, bias, slopes, align, start, stop, bits, seed)
     problem = Problem(*arrays, scale, softcap, dropout, draws)
     found = backward(problem, out, top, inverse, dout, dlse, wanted)
@@ -92,6 +92,14 @@ def _(dout: Any, dlse: Any, out: Any, top: Any, inverse: Any, *rest: Any) -> Any
         x.new_empty(x.shape, dtype=out.dtype) if want else _nothing(out, 1)[0]
         for x, want in zip(rest[:GRADIENTS], wanted, strict=True)
     )
+
+
+def _refuse_forward_mode() -> None:
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise NotSupportedError(
+            "attnspan::dot has no derivative under forward mode, and cannot tell whose tangents there are; "
+            'trace attention(..., implementation="eager")'
+        )
 
 
 def _nothing(x: Any, count: int) -> list[Any]:
@@ -120,8 +128,8 @@ def _backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> Any:
 
 
 def _no_second(ctx: Any, *_: Any) -> Any:
-    raise NotImplementedError(
-        "attnspan::dot_backward has no derivative: second derivatives are computed outside torch.compile, "
+    raise NotSupportedError(
+        "attnspan::dot_backward has no derivative: second derivatives are computed outside compilers, "
         'or by implementation="eager"'
     )
 
@@ -133,7 +141,9 @@ dot_backward.register_autograd(_no_second)
 @dot.register_vmap
 def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
     arrays, numbers = arguments[:-5], arguments[-5:]
-    found, dims = mapped_forward(lambda *x: dot(*x, *numbers)[: 7 if numbers[-1] else 4], info, in_dims, arrays)
+    found, dims = mapped_forward(
+        lambda *x: dot(*x, *numbers)[: 7 if numbers[-1] else 4], info, in_dims, arrays
+    )
     if not numbers[-1]:
         found, dims = (*found, *_nothing(arrays[0], 3)), (*dims, None, None, None)
     return found, dims
