@@ -47,7 +47,7 @@ struct Dot {
 };
 
 // What the forward pass writes. `top` and `inverse` are for the backward pass: the largest score of a
-// row in units of log 2, and 1 / sum of 2^(s - top), 0 where a row sees nothing. lse is natural.
+// row, and 1 / sum of e^(s - top), 0 where a row sees nothing.
 struct DotForward {
   Dot problem;
   View<void> out;                                    // (B, H, L, E)

@@ -18,7 +18,6 @@ template <class T>
 constexpr int kColumns = 2 * kLanes<T>;  // of a block of 6 keys in the products that give dk and dv
 template <class T>
 constexpr int kPanels = kQueryTile / kPanel<T>;
-constexpr double kLog2e = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 
 ATTNSPAN_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 ATTNSPAN_INLINE int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -190,7 +189,7 @@ struct Tile {
            dot.slopes.data != nullptr;
   }
 
-  // Scores of a panel in units of log 2, for the keys some query may see; masks are null where all do.
+  // Scores of a panel, for the keys some query may see; masks are null where all do.
   // `softened`, if not null, takes 1 - tanh^2, the derivative of the softcap.
   struct Scored {
     Range keys;
@@ -219,9 +218,8 @@ struct Tile {
 
   // Key bias, softcap, bias, ALiBi; a bias of -inf goes to the masks.
   void pass_through(int64_t first, int64_t n, Range keys, T* s, T* softened) {
-    const T unit = static_cast<T>(kLog2e);
     const bool capped = dot.softcap != 0, dense = dot.bias.data != nullptr;
-    const T cap = static_cast<T>(dot.softcap * kLog2e), inverse = static_cast<T>(1 / (dot.softcap * kLog2e));
+    const T cap = static_cast<T>(dot.softcap), inverse = static_cast<T>(1 / dot.softcap);
     const T* added = nullptr;
     if (dot.key_bias.data != nullptr) {
       added = static_cast<const T*>(dot.key_bias.data) + dot.key_bias.offset(q.b, q.h, 0) + start;
@@ -230,13 +228,13 @@ struct Tile {
     T slope = 0;
     int32_t align = 0;
     if (dot.slopes.data != nullptr) {
-      slope = -unit * static_cast<const T*>(dot.slopes.data)[dot.slopes.offset(q.b, q.h, 0)];
+      slope = -static_cast<const T*>(dot.slopes.data)[dot.slopes.offset(q.b, q.h, 0)];
       align = *dot.align.row(q.b, 0, 0);
     }
     for (int64_t j = keys.first; j < keys.last; ++j) {
       for (int w = 0; w < 3; ++w) {
         V x = load(s + j * P + w * N);
-        if (added != nullptr) x += added[j] * unit;
+        if (added != nullptr) x += added[j];
         if (capped) {
           const V t = tanh<T>(x * inverse);
           if (softened != nullptr) store(softened + j * P + w * N, (T(1) - t) * (T(1) + t));
@@ -245,7 +243,7 @@ struct Tile {
         if (dense) {
           const V b = load(bias_space + j * P + w * N);
           masks[j] &= ~(bits_of(b == splat(T(-__builtin_inf()))) << (w * N));
-          x = fma(b, splat(unit), x);
+          x = (x + b) + b * T(0);  // +inf is no number to add
         }
         if (dot.slopes.data != nullptr) x = fma(distance(first, align, j, w), splat(slope), x);
         store(s + j * P + w * N, x);
@@ -344,10 +342,10 @@ struct Looking {
       }
       second[w] = most;
       // Relative to the maximum the others' sums would vanish in a saturated row.
-      const V now = top[w] - most <= T(20) ? top[w] : most;
-      const V shift = reference[w] - now, g = where(r1[w] != T(0), exp2<T>(shift)), g2 = g * g;
-      const V to_others = where(joins, old[w] - now), e = where(joins, count[w] * exp2<T>(to_others));
-      const V once = where(joins, exp2<T>(to_others));
+      const V now = top[w] - most <= T(14) ? top[w] : most;
+      const V shift = reference[w] - now, g = where(r1[w] != T(0), exp<T>(shift)), g2 = g * g;
+      const V to_others = where(joins, old[w] - now), e = where(joins, count[w] * exp<T>(to_others));
+      const V once = where(joins, exp<T>(to_others));
       a[w] = g * (a[w] + where(r1[w] != T(0), shift * r1[w])) + to_others * e;
       r1[w] = g * r1[w] + e;
       r2[w] = g2 * r2[w] + e * once;
@@ -362,7 +360,7 @@ struct Looking {
     const auto is_top = (x == top) & seen;
     const auto other = ~is_top & seen;
     const V d = x - reference[w];
-    const V e = where(other, same ? p : exp2<T>(d));
+    const V e = where(other, same ? p : exp<T>(d));
     const V e2 = e * e;
     count[w] -= __builtin_convertvector(is_top, V);  // a mask is -1
     r1[w] += e;
@@ -411,7 +409,7 @@ struct Forward {
     const X* from = static_cast<const X*>(dot.q.data) + dot.q.offset(q.b, q.h, q.first);
     for (int64_t i = 0; i < panels; ++i) {
       pack_panel(from + i * P * dot.q.stride[2], dot.q.stride[2], tile.lanes(i), n.D,
-                 static_cast<T>(dot.scale * kLog2e), nullptr, row_space, queries + i * P * n.D);
+                 static_cast<T>(dot.scale), nullptr, row_space, queries + i * P * n.D);
       if (dot.dropout > 0) drops[i].draw(dot, q, i);
       if (task.entropy.data != nullptr) looking[i].start();
     }
@@ -476,7 +474,7 @@ struct Forward {
     if (any((now[0] > old[0]) | (now[1] > old[1]) | (now[2] > old[2]))) {
       V shrink[3];
       for (int w = 0; w < 3; ++w) {
-        shrink[w] = exp2<T>(old[w] - now[w]);  // exactly 1 where nothing moved
+        shrink[w] = exp<T>(old[w] - now[w]);  // exactly 1 where nothing moved
         total[w] *= shrink[w];
         store(top + panel * P + w * N, now[w]);
       }
@@ -506,7 +504,7 @@ struct Forward {
     T* at = s + keys.first * P + w * N;
     for (int64_t j = keys.first; j < keys.last; ++j, at += P) {
       const V x = load(at);
-      V p = exp2<T>(x - now);
+      V p = exp<T>(x - now);
       typename Types<T>::M seen = ~typename Types<T>::M{};
       if (kMasked && !tile.sees_all(masks, j)) {
         seen = mask_of<T>(masks[j] >> (w * N));
@@ -541,7 +539,7 @@ struct Forward {
       T* out = static_cast<T*>(task.out.data) + task.out.offset(q.b, q.h, l);
       const int64_t step = task.out.stride[3];
       for (int64_t e = 0; e < dot.n.E; ++e) out[e * step] = empty ? T(0) : from[e * P] * times;
-      put(task.lse, l, natural_lse(static_cast<double>(most), static_cast<double>(total)));
+      put(task.lse, l, log_sum_exp(static_cast<double>(most), static_cast<double>(total)));
       put(task.top, l, empty ? 0.0 : static_cast<double>(most));
       put(task.inverse, l, static_cast<double>(inverse));
       if (task.entropy.data == nullptr) continue;
@@ -775,7 +773,7 @@ struct Backward {
         query_columns[(dot.n.D / C * kQueryTile + row) * C + dot.n.D % C] = 1;  // sums for the key bias
       }
     }
-    pack_panel(from, dot.q.stride[2], n, dot.n.D, static_cast<T>(dot.scale * kLog2e), lives + base, row_space,
+    pack_panel(from, dot.q.stride[2], n, dot.n.D, static_cast<T>(dot.scale), lives + base, row_space,
                queries + base * dot.n.D);
     if (dot.dropout > 0) drops[panel].draw(dot, q, panel);
   }
@@ -807,7 +805,10 @@ struct Backward {
     if (task.dslopes.data != nullptr) add_to_slopes(panel, keys, slopes);
     if (task.dbias.data != nullptr) add_to_bias(panel, keys, slopes);
     if (scores && dot.softcap != 0) {
-      for (int64_t j = keys.first * P; j < keys.last * P; ++j) slopes[j] *= softened[j];
+      for (int64_t j = keys.first * 3; j < keys.last * 3; ++j) {
+        const V slope = load(slopes + j * N);  // where it is 0, the score may be of what nobody sees
+        store(slopes + j * N, where(slope != T(0), slope * load(softened + j * N)));
+      }
     }
     if (task.dq.data != nullptr) {
       T* to = dq + panel * P * dot.n.D;
@@ -833,7 +834,7 @@ struct Backward {
     for (int64_t j = keys.first; j < keys.last; ++j, at += P) {
       V x = load(weights + at) - most;
       x = x > T(0) ? V{} : x;  // what overflowed stopped at the maximum
-      V weight = exp2<T>(x), back = load(slopes + at), slope;
+      V weight = exp<T>(x), back = load(slopes + at), slope;
       if (kDrop) {
         const auto keep = drops[panel].keep(tile.start + j, w);
         slope = weight * (where(keep, back) - less);

@@ -228,12 +228,11 @@ void Turnstile::pass_bias(int64_t item) {
 }
 
 RowStatistics statistics_of(const RowSums& row) {
-  constexpr double ln2 = 0.69314718055994530942;
   if (row.count == 0 && row.r1 == 0) return {0, 0, 0};
   const double gap = row.reference - row.top;  // <= 0
-  const double share = std::exp2(gap), total = row.count + share * row.r1;
-  const double p = 1 / total, unit = share / total;  // the others weigh unit * 2^(s - reference)
-  const double entropy = std::log1p(row.count - 1 + share * row.r1) - unit * ln2 * (row.a + gap * row.r1);
+  const double share = std::exp(gap), total = row.count + share * row.r1;
+  const double p = 1 / total, unit = share / total;  // the others weigh unit * e^(s - reference)
+  const double entropy = std::log1p(row.count - 1 + share * row.r1) - unit * (row.a + gap * row.r1);
   const double r2 = unit * unit * row.r2, squares = row.count * p * p + r2;
   const double rest = row.r2 * (1 + squares) - 2 * unit * row.r3;  // in units of unit^2
   double norm;
@@ -245,9 +244,9 @@ RowStatistics statistics_of(const RowSums& row) {
   return {entropy, p, norm};
 }
 
-double natural_lse(double top, double sum) {
+double log_sum_exp(double top, double sum) {
   if (sum == 0) return -std::numeric_limits<double>::infinity();
-  return top * 0.69314718055994530942 + std::log(sum);
+  return top + std::log(sum);
 }
 
 }  // namespace attnspan

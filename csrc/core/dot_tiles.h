@@ -102,7 +102,7 @@ struct BackwardJob {
 };
 
 // What a row's statistics are made of: its largest score, how many share it, and sums over the others
-// relative to `reference`; all in units of log 2.
+// relative to `reference`: of e^(s - reference), its square and cube, and (s - reference) e^(s - reference).
 struct RowSums {
   double top, count, reference, r1, r2, r3, a;
 };
@@ -111,7 +111,7 @@ struct RowStatistics {
 };
 RowStatistics statistics_of(const RowSums& sums);
 
-// top + log2(sum), as a natural logarithm; -inf for a sum of 0.
-double natural_lse(double top, double sum);
+// top + log(sum); -inf for a sum of 0.
+double log_sum_exp(double top, double sum);
 
 }  // namespace attnspan

@@ -48,8 +48,8 @@ struct Types<float> {
   using Int = int32_t;
   using U = U32;
   static constexpr int kMantissa = 23;
-  // kMagic is 1.5 * 2^mantissa plus the bias of an exponent.
-  static constexpr float kLowest = -3.402823466e38f, kMagic = 12583039.0f, kFar = -125.0f;
+  // kMagic is 1.5 * 2^mantissa plus the bias of an exponent; e^kFar is too small.
+  static constexpr float kLowest = -3.402823466e38f, kMagic = 12583039.0f, kFar = -88.03f;
 };
 template <>
 struct Types<double> {
@@ -58,7 +58,7 @@ struct Types<double> {
   using Int = int64_t;
   using U = U32Half;
   static constexpr int kMantissa = 52;
-  static constexpr double kLowest = -1.7976931348623157e308, kMagic = 6755399441056767.0, kFar = -1021.0;
+  static constexpr double kLowest = -1.7976931348623157e308, kMagic = 6755399441056767.0, kFar = -709.1;
 };
 
 template <class T>
@@ -204,13 +204,15 @@ ATTNSPAN_INLINE VecOf<T> polynomial(const T (&c)[N], VecOf<T> x) {
   return y;
 }
 
-// 2^x for x <= 1: exactly 1 at 0, NaN at NaN, and no smaller than the smallest normal numbers.
+// e^x for x <= 1, exactly 1 at 0, NaN at NaN, and 0 where it is below the smallest normal numbers: the
+// exponent's bits are 0 then.
 template <class T>
-ATTNSPAN_INLINE VecOf<T> exp2(VecOf<T> x) {
+ATTNSPAN_INLINE VecOf<T> exp(VecOf<T> x) {
   using M = typename Types<T>::M;
+  const VecOf<T> log2e = splat(T(1.4426950408889634074));
   x = larger(splat(Types<T>::kFar), x);
-  const VecOf<T> shifted = x + Types<T>::kMagic;  // its low bits are the whole part and the exponent's bias
-  const VecOf<T> f = x - (shifted - Types<T>::kMagic);
+  const VecOf<T> shifted = fma(x, log2e, splat(Types<T>::kMagic));  // its low bits: whole part and bias
+  const VecOf<T> f = fma(x, log2e, Types<T>::kMagic - shifted);
   const VecOf<T> p = fma(polynomial(Fits<T>::kExp2, f), f, splat(T{1}));
   return p * (VecOf<T>)((M)shifted << Types<T>::kMantissa);
 }
@@ -222,7 +224,7 @@ ATTNSPAN_INLINE VecOf<T> tanh(VecOf<T> x) {
   const VecOf<T> size = (VecOf<T>)((M)x ^ sign);
   const VecOf<T> square = x * x;
   const VecOf<T> small = fma(polynomial(Fits<T>::kTanh, square) * square, x, x);
-  const VecOf<T> e = exp2<T>(size * T(-2.885390081777926815));
+  const VecOf<T> e = exp<T>(size * T(-2));
   const VecOf<T> big = (VecOf<T>)((M)((T(1) - e) / (T(1) + e)) | sign);
   return size < T(0.625) ? small : big;
 }

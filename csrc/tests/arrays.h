@@ -22,17 +22,19 @@ struct Owned {
   std::vector<T> memory;
   attnspan::Array array{};
 
-  // Axes in a random order, some backwards, with gaps; `shared` axes may get stride 0.
-  Owned(Random& random, const int64_t (&shape)[4], bool shared) {
-    int order[4] = {0, 1, 2, 3};
-    std::shuffle(order, order + 4, random.engine);
+  // Axes in a random order, some backwards, with gaps; `shared` axes may get stride 0. With `rows` the
+  // last axis has stride 1.
+  Owned(Random& random, const int64_t (&shape)[4], bool shared, bool rows = false) {
+    int order[4] = {3, 2, 1, 0};
+    std::shuffle(order + (rows ? 1 : 0), order + 4, random.engine);
     int64_t step = 1, lowest = 0, highest = 0;
     bool empty = false;
     for (const int i : order) {
+      const bool plain = rows && i == 3;
       array.shape[i] = shape[i];
-      step += random.chance(25) ? random.below(3) : 0;
-      const bool zero = shared && random.chance(15);
-      array.stride[i] = zero ? 0 : random.chance(25) ? -step : step;
+      step += !plain && random.chance(25) ? random.below(3) : 0;
+      const bool zero = shared && !plain && random.chance(15);
+      array.stride[i] = zero ? 0 : !plain && random.chance(25) ? -step : step;
       if (shape[i] == 0) empty = true;
       const int64_t reach = array.stride[i] * std::max<int64_t>(shape[i] - 1, 0);
       (reach < 0 ? lowest : highest) += reach;

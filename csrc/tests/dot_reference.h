@@ -95,7 +95,7 @@ struct Row {
   Numbers far;     // |i + align - j|
   Numbers weight;  // before dropout
   Numbers kept;    // 0, or 1 / (1 - dropout)
-  double top = 0, inverse = 0, lse = -kInf;  // top in units of log 2
+  double top = 0, inverse = 0, lse = -kInf;
   double entropy = 0;
   bool values_finite = true;
 };
@@ -103,10 +103,9 @@ struct Row {
 inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
   const Dtype sums = accumulation(d.dtype);
   const int64_t g = h / (d.n.H / d.n.G);
-  // The largest score in units of log 2: what overflows stops there.
-  const double unit = std::log2(std::exp(1.0));
+  // What overflows stops at the largest number.
   const double largest = (sums == Dtype::f64 ? std::numeric_limits<double>::max()
-                                             : static_cast<double>(std::numeric_limits<float>::max())) / unit;
+                                             : static_cast<double>(std::numeric_limits<float>::max()));
   uint64_t words[2] = {0, 0};
   if (d.dropout > 0) {
     const uint32_t* seed = d.seed.row(b, 0, 0);
@@ -123,9 +122,8 @@ inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
     row.k.push_back(read_row(d.dtype, d.k, b, g, j, d.n.D));
     row.v.push_back(read_row(d.dtype, d.v, b, g, j, d.n.E));
     row.values_finite = row.values_finite && finite(row.v.back());
-    double x = dot(row.q, row.k.back());
+    double x = d.scale * dot(row.q, row.k.back());
     if (d.key_bias.data != nullptr) x += read(sums, d.key_bias, b, h, 0, j);
-    x *= d.scale;
     double slope = 1;
     if (d.softcap != 0) {
       const double t = std::tanh(x / d.softcap);
@@ -155,7 +153,7 @@ inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
   double others = 0;
   for (auto s = row.score.begin(); s != row.score.end(); ++s) others += s == most ? 0 : std::exp(*s - top);
   for (const double s : row.score) row.weight.push_back(std::exp(s - top) / (1 + others));
-  row.top = top * unit;
+  row.top = top;
   row.inverse = 1 / (1 + others);
   row.lse = top + std::log1p(others);
   row.entropy = std::log1p(others);
@@ -247,10 +245,10 @@ inline Backward reference_backward(const DotBackward& task) {
         for (size_t i = 0; i < row.keys.size(); ++i) {
           const int64_t j = row.keys[i], key = (b * n.G + h / (n.H / n.G)) * n.S + j;
           const double dscore = row.weight[i] * (dweight[i] - delta + dlse);
-          const double dproduct = dscore * row.slope[i] * d.scale;
+          const double dcapped = dscore * row.slope[i], dproduct = dcapped * d.scale;
           g.dbias[at(query * n.S + j)] += dscore;
           g.dslopes[at(query)] -= dscore * row.far[i];
-          g.dkey_bias[at((b * n.H + h) * n.S + j)] += dproduct;
+          g.dkey_bias[at((b * n.H + h) * n.S + j)] += dcapped;
           for (int64_t c = 0; c < n.D; ++c) {
             g.dq[at(query * n.D + c)] += dproduct * row.k[i][at(c)];
             g.dk[at(key * n.D + c)] += dproduct * row.q[at(c)];

@@ -90,7 +90,7 @@ TEST(sizes_and_strides_that_overflow_are_refused) {
     CHECK(refused("scores: given shape",
                   [&](Call& call) { call.arrays.scores.shape[0] = size, call.arrays.scores.stride[0] = 0; }));
   }
-  CHECK(refused("spans: given 2147483648 keys, needed fewer than 2^31",
+  CHECK(refused("scores: given 2147483648 keys, needed fewer than 2^31",
                 [&](Call& call) { call.arrays.scores = {nullptr, {0, 1, 1, int64_t{1} << 31}, {0, 0, 0, 0}}; }));
 }
 

@@ -21,27 +21,26 @@ from attnspan.statistics import Statistics
 
 __all__ = ["NATIVE"]
 
-_DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
-def _missing() -> str:
+def _why_missing() -> str | None:
     try:
         native.load()
     except AttnspanError as error:
         return str(error)
-    return ""
+    return None
 
 
-_MISSING = _missing()
-"""Why there is no compiled kernel here, "" where there is: asked once, for what is traced cannot ask."""
+_MISSING = _why_missing()  # asked once: a compiler that traces a call must not trace an import
+_DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
 def reasons_against(request: Request) -> list[str]:
     """Say what the kernel cannot do."""
-    reasons = []
-    score = request.score
-    if _MISSING:
-        reasons.append(_MISSING)
+    reasons = [] if _MISSING is None else [_MISSING]
+    score, sizes = request.score, request.sizes
+    if not sizes.S or not sizes.L:
+        reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
     if not isinstance(score, _DOT_FORMS):
         reasons.append(f"the score {type(score).__name__} is no dot form")
     if is_array(request.softcap):
@@ -86,7 +85,9 @@ def attend_and_look(request: Request) -> tuple[Any, Any, Statistics]:
 
 def _whole_lse(request: Request, low: Lowered, lse: Any) -> Any:
     lse = lse.reshape((*request.sizes.lead, request.sizes.L))
-    return lse if low.row_constant is None else lse + low.row_constant
+    if low.row_constant is None:
+        return lse
+    return lse + request.xp.where(lse == -float("inf"), 0.0, low.row_constant)  # an empty row has no gradient
 
 
 def _shaped(request: Request, low: Lowered, out: Any, lse: Any) -> Any:
@@ -115,7 +116,7 @@ def _front(kind: str) -> ModuleType:
 
         return torch
     if kind == "jax":
-        from attnspan.implementations.native import jax  # type: ignore[attr-defined]
+        from attnspan.implementations.native import jax
 
         return jax
     from attnspan.implementations.native import numpy

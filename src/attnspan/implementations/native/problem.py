@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def is_plain(request: Request) -> bool:
     """Tell whether q, k and v can go to the kernel as they are: it looks out for what is excluded itself."""
     score, bias = request.score, request.bias
     if type(score) is ScaledDot:
-        score_fits = score.scale is None or isinstance(score.scale, (int, float))
+        score_fits = score.scale is None or _fits(score.scale)
     else:
         score_fits = type(score) is Dot
     # Beside float32 scores a float64 bias is cut to their range first, and -inf with it.
@@ -116,13 +116,15 @@ def lowered(request: Request) -> Lowered:
         bound, bias = bound_mask(request), request.bias
     else:
         bound, bias = bound_with_bias(request)
-        ready = prepared_in_bounds(request, bound)
-        form, v, poisoned = ready.form, ready.v, ready.poisoned
+        # The kernel looks out for bad values itself: they poison outputs, and leave weights as they are.
+        ready = prepared_in_bounds(replace(request, v=request.v[..., :0]), bound)
+        form, poisoned = ready.form, ready.poisoned
+        v = xp.astype(request.v, request.accumulation, copy=False)
         assert isinstance(form, DotForm)
         q, k, scale, row_constant = form.q, form.k, form.scale, form.row_constant
         if form.key_bias is not None:
             key_bias = (form.key_bias * in_dtype(_per_key(scale), q))[..., None, :]
-        if is_array(scale):
+        if not _fits(scale):
             q, scale = q * in_dtype(scale, q), 1.0
         k = xp.broadcast_to(k, (*sizes.lead[:-1], *k.shape[-3:]))
         q = xp.broadcast_to(q, (*sizes.lead, *q.shape[-2:]))
@@ -195,6 +197,11 @@ def formula(problem: Problem) -> tuple[Any, Any]:
     if sees is not None:
         out = xp.where(sees[..., None], out, 0.0)
     return out, xp.broadcast_to(lse, (B, H, L))
+
+
+def _fits(scale: Any) -> bool:
+    """Tell whether a scale is a number as the kernel takes it; others are multiplied into the queries."""
+    return isinstance(scale, (int, float)) and abs(scale) < 1e30  # False for NaN
 
 
 def _per_key(scale: Any) -> Any:
