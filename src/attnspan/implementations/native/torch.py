@@ -123,7 +123,8 @@ def backward(
     one_row = p.bias is not None and p.bias.shape[-2] == 1  # summed over queries as a key bias is
     empty = lambda *shape: torch.empty(shape, dtype=dtype, device="cpu")  # noqa: E731
     zeros = lambda *shape: torch.zeros(shape, dtype=dtype, device="cpu")  # noqa: E731
-    dq = dk = dv = dkeys = dbias = dslopes = None
+    dq: Any = None
+    dk = dv = dkeys = dbias = dslopes = dq
     if wants_q or wants_k:
         dq, dk = empty(*p.q.shape), zeros(*p.k.shape)
     if wants_v:

@@ -38,11 +38,11 @@ def dot(
     draws: int,
     looks: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Give out, lse, top, inverse, entropy, max_weight, jacobian_norm; the last hold nothing unless `looks`."""
+    """Give out, lse, top, inverse, and entropy, max_weight, jacobian_norm, empty unless `looks`."""
     _refuse_forward_mode()
     arrays = (q, k, v, key_bias, bias, slopes, align, start, stop, bits, seed)
     found = forward(Problem(*arrays, scale, softcap, dropout, draws), looks)
-    return (*found, *(() if looks else _nothing(q, 3)))  # type: ignore[return-value]
+    return (*found, *(() if looks else _nothing(q, 3)))
 
 
 @dot.register_fake
@@ -82,7 +82,7 @@ def dot_backward(
     arrays = (q, k, v, key_bias, bias, slopes, align, start, stop, bits, seed)
     problem = Problem(*arrays, scale, softcap, dropout, draws)
     found = backward(problem, out, top, inverse, dout, dlse, wanted)
-    return tuple(g if want else _nothing(q, 1)[0] for g, want in zip(found, wanted, strict=True))  # type: ignore[return-value]
+    return tuple(g if want else _nothing(q, 1)[0] for g, want in zip(found, wanted, strict=True))
 
 
 @dot_backward.register_fake
