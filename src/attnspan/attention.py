@@ -178,8 +178,9 @@ def inspect(
 ) -> Inspection:
     """Compute attention and keep what one may want to look at; looking changes nothing.
 
-    `out` comes from the very path `attention` takes, bit for bit. Log-sum-exp and statistics come from
-    passes of their own over q and k, in tiles where that can be; weights are written out when asked for.
+    `out` comes from the very path `attention` takes, bit for bit. Log-sum-exp and statistics come from the
+    same pass where the native kernel computes, elsewhere from passes of their own over q and k, in tiles
+    where that can be; weights are written out when asked for.
 
     Parameters
     ----------
@@ -215,8 +216,11 @@ def inspect(
     ndim = request.sizes.ndim
     with as_written(q):
         chosen = choose(request, implementation)
-        out = chosen.attend(request)
-        lse, stats = looker(request, chosen)(_apart(request))
+        if chosen.attend_and_look is not None:
+            out, lse, stats = chosen.attend_and_look(request)
+        else:
+            out = chosen.attend(request)
+            lse, stats = looker(request, chosen)(_apart(request))
     return Inspection(
         out=outer(out, ndim, 2),
         lse=outer(lse, ndim, 1),

@@ -32,6 +32,7 @@ TARGET = "attnspan_masked_softmax"
 """The name that XLA knows the function by."""
 
 
+@functools.cache
 def load() -> Any:
     """Give the compiled module.
 

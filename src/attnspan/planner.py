@@ -50,6 +50,8 @@ class Plan:
         What runs.
     refused : tuple of (str, tuple of str)
         The implementations that cannot, each with its reasons.
+    passed_over : tuple of (str, tuple of str)
+        Those that "auto" does not choose though they could, each with its reasons.
     request : str
         Sizes, dtype and framework in words.
     score, mask : str
@@ -62,6 +64,7 @@ class Plan:
 
     implementation: str
     refused: tuple[tuple[str, tuple[str, ...]], ...]
+    passed_over: tuple[tuple[str, tuple[str, ...]], ...]
     request: str
     score: str
     mask: str
@@ -79,6 +82,8 @@ class Plan:
         ]
         for name, reasons in self.refused:
             lines.append(f"refused     {name}: {'; '.join(reasons)}")
+        for name, reasons in self.passed_over:
+            lines.append(f"passed over {name}: {'; '.join(reasons)}")
         pairs = "unknown (the mask is traced)" if cost.pairs is None else f"{cost.pairs:,}"
         work = "unknown" if cost.operations is None else f"{cost.operations:,}"
         lines.append(f"cost        {pairs} visible pairs, {work} operations")
@@ -87,7 +92,7 @@ class Plan:
 
 
 def choose(request: Request, name: str) -> Implementation:
-    """Pick the implementation of a request: the named one or none, or the first that can.
+    """Pick the implementation of a request: the named one or none, or the first that can and should.
 
     Raises
     ------
@@ -98,7 +103,7 @@ def choose(request: Request, name: str) -> Implementation:
     """
     if name == "auto":
         for one in IMPLEMENTATIONS:
-            if not one.reasons_against(request):
+            if not one.reasons_against(request) and not _drawbacks(one, request):
                 return one
     for one in IMPLEMENTATIONS:
         if one.name == name:
@@ -113,6 +118,10 @@ def choose(request: Request, name: str) -> Implementation:
     raise refusal("implementation", repr(name), f"'auto' or one of {known}")
 
 
+def _drawbacks(one: Implementation, request: Request) -> list[str]:
+    return [] if one.drawbacks is None else one.drawbacks(request)
+
+
 def looker(request: Request, chosen: Implementation) -> Callable[[Request], tuple[Any, Statistics]]:
     """Give what finds log-sum-exp and statistics beside the output of the chosen implementation."""
     for one in (chosen, *IMPLEMENTATIONS):
@@ -124,11 +133,13 @@ def looker(request: Request, chosen: Implementation) -> Callable[[Request], tupl
 def plan_of(request: Request, name: str) -> Plan:
     """Explain what a request would run."""
     chosen = choose(request, name)
-    refused = []
+    refused, passed_over = [], []
     for one in IMPLEMENTATIONS:
         reasons = one.reasons_against(request)
         if reasons:
             refused.append((one.name, tuple(reasons)))
+        elif one is not chosen and _drawbacks(one, request):
+            passed_over.append((one.name, tuple(_drawbacks(one, request))))
     score, mask = request.score, request.mask
     if is_torch_compiling():  # the compiler cannot trace how values print
         score_shown, shown = type(score).__name__, f"{type(mask).__name__}, traced"
@@ -139,6 +150,7 @@ def plan_of(request: Request, name: str) -> Plan:
     return Plan(
         implementation=chosen.name,
         refused=tuple(refused),
+        passed_over=tuple(passed_over),
         request=f"{request.sizes} {describe(request.q).split('[')[0]} {request.kind}",
         score=score_shown,
         mask=shown,

@@ -60,6 +60,10 @@ class Implementation:
         Gives the bytes of the largest array it writes out besides the output.
     look : callable, optional
         Gives (log-sum-exp, statistics) of a request; without it another implementation looks.
+    attend_and_look : callable, optional
+        Gives (output, log-sum-exp, statistics) from one pass, the output as `attend` gives it bit for bit.
+    drawbacks : callable, optional
+        Gives the reasons why "auto" passes it over though it can answer.
     """
 
     name: str
@@ -67,6 +71,8 @@ class Implementation:
     attend: Callable[[Request], Any]
     intermediate: Callable[[Request], int]
     look: Callable[[Request], tuple[Any, Statistics]] | None = None
+    attend_and_look: Callable[[Request], tuple[Any, Any, Statistics]] | None = None
+    drawbacks: Callable[[Request], list[str]] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from attnspan.statistics import Statistics
 __all__ = ["NATIVE"]
 
 
-
 def _why_missing() -> str | None:
     try:
         native.load()
@@ -32,6 +31,7 @@ def _why_missing() -> str | None:
 
 
 _MISSING = _why_missing()  # asked once: a compiler that traces a call must not trace an import
+_SCALAR = _MISSING is None and native.load().kernel_isa() == "scalar"
 _DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
@@ -55,6 +55,13 @@ def reasons_against(request: Request) -> list[str]:
     if not reasons:
         reasons += _front(request.kind).reasons_against(request)
     return reasons
+
+
+def drawbacks(request: Request) -> list[str]:
+    """Say where another implementation is the better choice."""
+    if _SCALAR:
+        return ["it has no kernel for this machine's vector instructions, and runs its readable scalar twin"]
+    return []
 
 
 def attend(request: Request) -> Any:
@@ -124,4 +131,6 @@ def _front(kind: str) -> ModuleType:
     return numpy
 
 
-NATIVE = Implementation("native", reasons_against, attend, intermediate, look_at)
+NATIVE = Implementation(
+    "native", reasons_against, attend, intermediate, look_at, attend_and_look, drawbacks=drawbacks
+)

@@ -41,7 +41,9 @@ def _run(problem: Problem, looks: bool) -> tuple[Any, Any, list[Any]]:
     stats = [np.empty_like(lse) for _ in range(3)] if looks else []
     record = checked(walkable, _described)
     inputs = [_address(x) for x in (walkable.q, walkable.k, walkable.v)]
-    run_forward(record, [*inputs, _address(out), _address(lse), 0, 0, *(map(_address, stats) if looks else (0, 0, 0))])
+    run_forward(
+        record, [*inputs, _address(out), _address(lse), 0, 0, *(map(_address, stats) if looks else (0, 0, 0))]
+    )
     return out, lse, stats
 
 

@@ -182,7 +182,9 @@ def formula(problem: Problem) -> tuple[Any, Any]:
         live = any_of_group(keep.any(-2), k.shape[-3])
         q, k, v = zeroed(xp, q, sees), zeroed(xp, k, live), zeroed(xp, v, live)
     key_bias = None if p.key_bias is None else p.key_bias[..., 0, :]
-    weights, lse = softmax_parts(scored(DotForm(q * p.scale, k, 1.0, key_bias), p.softcap or None, bias), keep)
+    weights, lse = softmax_parts(
+        scored(DotForm(q * p.scale, k, 1.0, key_bias), p.softcap or None, bias), keep
+    )
     if p.dropout:
         wide = xp.int64 if framework(p.q) == "torch" else xp.uint32
         b, h = (xp.astype(arange(n, p.q), wide) for n in (B, H))
