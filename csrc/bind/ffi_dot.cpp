@@ -74,12 +74,12 @@ class Call {
     for (size_t i = 0; i < n; ++i) {
       out_.emplace_back();
       if ((a.asked >> i & 1) == 0) continue;
-      const auto buffer = rets.get<xf::AnyBuffer>(taken++);
+      auto buffer = rets.get<xf::AnyBuffer>(taken++);
       if (!buffer || !take(**buffer, results[i], a.order, &out_)) return wrong(results[i].name);
     }
     if (taken == 0 || taken != rets.size()) return wrong("asked: more results than places");
     if (!in_[q] || !in_[k] || !in_[v]) return wrong("q, k, v: needed");
-    const auto first = rets.get<xf::AnyBuffer>(0);
+    auto first = rets.get<xf::AnyBuffer>(0);
     const auto shape = (*first)->dimensions();
     lead_ = xf::Span<const int64_t>(shape.begin(), axes_);
     count_ = 1;

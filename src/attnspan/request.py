@@ -55,6 +55,9 @@ class Request(Value):
         The words of the seed.
     sizes : Sizes
         The letters.
+    order : str
+        In which order the axes of q, k and v stand in memory, and those of the output are wanted there:
+        "BHLD" as they are here, or "BLHD" where they came as ``(B, L, H, D)``. A hint, no more.
     """
 
     q: Any
@@ -69,6 +72,7 @@ class Request(Value):
     low: Any
     high: Any
     sizes: Sizes
+    order: str = "BHLD"
 
     @property
     def kind(self) -> str:

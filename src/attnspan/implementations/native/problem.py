@@ -48,6 +48,8 @@ class Problem(Value):
         A softcap of 0 is none.
     draws : int
         Row (b, h) draws its dropout as number (b mod draws)·H + h.
+    order : str
+        As `attnspan.request.Request` has it.
     """
 
     q: Any
@@ -65,6 +67,7 @@ class Problem(Value):
     softcap: float
     dropout: float
     draws: int
+    order: str = "BHLD"
 
     @property
     def accumulation(self) -> Any:
@@ -156,6 +159,7 @@ def lowered(request: Request) -> Lowered:
         softcap=float(request.softcap or 0.0),
         dropout=request.dropout,
         draws=math.prod(sizes.lead[:-1]),
+        order=request.order,
     )
     return Lowered(problem, row_constant, poisoned)
 
