@@ -30,7 +30,7 @@ __all__ = [
 GRADIENTS = 6
 """So many of a problem's arrays, the first, have a gradient: q, k, v, key_bias, bias, slopes."""
 
-_ARRAYS, _NUMBERS = 11, 4
+_ARRAYS = 11
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -73,7 +73,7 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 def parted(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Part a problem into its arrays, None where there is none, and its numbers; Problem() joins them."""
     items = tuple(x for _, x in problem._items())
-    return items[:_ARRAYS], items[_ARRAYS : _ARRAYS + _NUMBERS]
+    return items[:_ARRAYS], items[_ARRAYS:-1]  # strides say the order of axes
 
 
 def _run(problem: Problem, looks: bool) -> tuple[Any, ...]:
