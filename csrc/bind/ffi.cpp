@@ -1,89 +1,16 @@
-// JAX: an XLA FFI handler on the CPU. It translates buffers to arrays and back, no more.
+// JAX: the masked softmax as an XLA FFI handler on the CPU. It translates buffers to arrays and back, no more.
 #include "ffi.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 
-#include "../core/executor.h"
 #include "../core/isa.h"
 #include "../core/softmax.h"
 #include "../core/validate.h"
-#include "xla/ffi/api/ffi.h"
+#include "xla.h"
 
 namespace attnspan {
 namespace {
-
-namespace xf = xla::ffi;
-
-// XLA's own threads. A handler runs on one of them, and all may be in handlers at once: Job never
-// waits for a helper that has not started.
-class XlaPool final : public Executor {
- public:
-  explicit XlaPool(xf::ThreadPool& pool) : pool_(pool) {}
-
-  void run(void* context, int64_t items, Item fn) override {
-    const int64_t helpers = std::min(pool_.num_threads(), items) - 1;
-    if (helpers <= 0 || forked()) return Serial().run(context, items, fn);
-    const auto job = std::make_shared<Job>(context, items, fn);
-    for (int64_t i = 0; i < helpers; ++i) pool_.Schedule([job] { job->help(); });
-    job->finish();
-  }
-
- private:
-  xf::ThreadPool& pool_;
-};
-
-bool dtype_of(xf::DataType type, Dtype* dtype) {
-  switch (type) {
-    case xf::F16: *dtype = Dtype::f16; return true;
-    case xf::BF16: *dtype = Dtype::bf16; return true;
-    case xf::F32: *dtype = Dtype::f32; return true;
-    case xf::F64: *dtype = Dtype::f64; return true;
-    default: return false;
-  }
-}
-
-// One operand under vmap: axes in front of its own four, each of the call's size or 1.
-class Operand {
- public:
-  // `own` is 4, or 3 for log-sum-exp, which gets a last axis of 1.
-  template <class Buffer>
-  explicit Operand(const Buffer& buffer, size_t own = 4)
-      : data_(static_cast<char*>(buffer.untyped_data())),
-        shape_(buffer.dimensions()),
-        lead_(shape_.size() - own),
-        item_(static_cast<int64_t>(xf::ByteWidth(buffer.element_type()))) {
-    array_.shape[3] = 1;
-    std::copy(shape_.begin() + lead_, shape_.end(), array_.shape);
-    int64_t step = 1;
-    for (int i = 3; i >= 0; --i) {
-      array_.stride[i] = step;
-      step *= array_.shape[i];
-    }
-  }
-
-  // The array at a row-major index into the leading axes of the call.
-  Array at(int64_t index, xf::Span<const int64_t> lead) const {
-    int64_t slice = 0, step = 1;
-    for (size_t i = lead_; i-- > 0; index /= lead[i]) {
-      slice += (shape_[i] == 1 ? 0 : index % lead[i]) * step;
-      step *= shape_[i];
-    }
-    Array array = array_;
-    int64_t bytes = item_;
-    for (const int64_t n : array.shape) bytes *= n;
-    array.data = data_ + slice * bytes;
-    return array;
-  }
-
- private:
-  char* data_;
-  xf::Span<const int64_t> shape_;
-  size_t lead_;
-  int64_t item_;
-  Array array_;
-};
 
 xf::Error run_softmax(xf::ThreadPool pool, xf::AnyBuffer scores, xf::Buffer<xf::S32> start,
                       xf::Buffer<xf::S32> stop, xf::RemainingArgs rest, xf::Result<xf::AnyBuffer> weights,

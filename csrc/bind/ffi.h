@@ -1,8 +1,10 @@
-// The XLA handler, as the address that a PyCapsule carries to jax.ffi.register_ffi_target.
+// The XLA handlers, as the addresses that PyCapsules carry to jax.ffi.register_ffi_target.
 #pragma once
 
 namespace attnspan {
 
 void* softmax_handler();
+void* dot_forward_handler();
+void* dot_backward_handler();
 
 }  // namespace attnspan

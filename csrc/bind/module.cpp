@@ -60,4 +60,6 @@ NB_MODULE(_native, m) {
   m.def("kernel_isa", [] { return std::string(attnspan::name_of(attnspan::kernels().isa)); });
   m.def("openmp_loaded", &attnspan::OpenMp::loaded);
   m.def("softmax_handler", [] { return nb::capsule(attnspan::softmax_handler()); });
+  m.def("dot_forward_handler", [] { return nb::capsule(attnspan::dot_forward_handler()); });
+  m.def("dot_backward_handler", [] { return nb::capsule(attnspan::dot_backward_handler()); });
 }

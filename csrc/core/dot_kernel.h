@@ -370,6 +370,17 @@ struct Looking {
   }
 };
 
+// Scores of finite inputs are finite: what overflowed stops at the largest number. NaN stays.
+template <class T>
+void clamp(T* s, Range keys) {
+  constexpr int P = kPanel<T>, N = kLanes<T>;
+  const VecOf<T> lowest = splat(Types<T>::kLowest);
+  for (int64_t i = keys.first * P; i < keys.last * P; i += N) {
+    const VecOf<T> x = load(s + i);
+    store(s + i, x > -lowest ? -lowest : x < lowest ? lowest : x);
+  }
+}
+
 template <class T, class X>
 struct Forward {
   static constexpr int P = kPanel<T>, N = kLanes<T>, NB = kPanels<T>;
@@ -461,8 +472,10 @@ struct Forward {
         }
       }
     }
-    if (any((most[0] > -Types<T>::kLowest) | (most[1] > -Types<T>::kLowest) | (most[2] > -Types<T>::kLowest))) {
-      clamp(keys);
+    // A lane whose scores all overflowed, one way or the other; or one that sees nothing here.
+    const auto odd = [&](int w) { return (most[w] > -Types<T>::kLowest) | (most[w] == lowest); };
+    if (any(odd(0) | odd(1) | odd(2))) {
+      clamp<T>(s, keys);
       for (int w = 0; w < 3; ++w) most[w] = most[w] > -Types<T>::kLowest ? -lowest : most[w];
     }
     V old[3], now[3], total[3];
@@ -516,14 +529,6 @@ struct Forward {
       store(at, p);
     }
     return total;
-  }
-
-  // Finite inputs have finite scores.
-  void clamp(Range keys) {
-    for (int64_t j = keys.first * 3; j < keys.last * 3; ++j) {
-      const V x = load(s + j * N);
-      store(s + j * N, x > -Types<T>::kLowest ? splat(-Types<T>::kLowest) : x);
-    }
   }
 
   void write(int64_t panel) {
@@ -793,6 +798,9 @@ struct Backward {
       score_product(tile.v.data + keys.first * tile.v.row, tile.v.row, outs + panel * P * dot.n.E, dot.n.E,
                     keys.last - keys.first, slopes + keys.first * P);
     }
+    bool lowest = false;  // some row's scores all overflowed downwards
+    for (int64_t i = 0; i < tile.lanes(panel); ++i) lowest |= top[panel * P + i] == Types<T>::kLowest;
+    if (lowest) clamp<T>(weights, keys);
     for (int w = 0; w < 3; ++w) {
       if (dot.dropout > 0) {
         weigh<true, true>(panel, w, keys, scored.masks, weights, slopes);

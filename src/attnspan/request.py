@@ -55,6 +55,8 @@ class Request(Value):
         The words of the seed.
     sizes : Sizes
         The letters.
+    swapped : bool
+        A hint: q, k and v are views of arrays (B, L, H, D).
     """
 
     q: Any
@@ -69,6 +71,7 @@ class Request(Value):
     low: Any
     high: Any
     sizes: Sizes
+    swapped: bool = False
 
     @property
     def kind(self) -> str:
