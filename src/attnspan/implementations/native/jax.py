@@ -29,7 +29,9 @@ _OPTIONAL = ("key_bias", "bias", "slopes", "align", "start", "stop", "bits", "se
 
 def reasons_against(request: Request) -> list[str]:
     """Say where JAX's arrays are not on the CPU."""
-    arrays = [x for _, x in request.arrays() if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
+    arrays = [
+        x for _, x in request.arrays() if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    ]
     platforms = {d.platform for x in arrays for d in x.devices()} or {jax.default_backend()}
     others = sorted(platforms - {"cpu"})
     return [f"it runs on the CPU, and the arrays are on {', '.join(others)}"] if others else []

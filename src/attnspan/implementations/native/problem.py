@@ -67,7 +67,7 @@ class Problem(Value):
     softcap: float
     dropout: float
     draws: int
-    swapped: bool
+    swapped: bool = False
 
     @property
     def accumulation(self) -> Any:
