@@ -1,4 +1,4 @@
-// JAX: the masked softmax as an XLA FFI handler on the CPU. It translates buffers to arrays and back, no more.
+// JAX: an XLA FFI handler on the CPU. It translates buffers to arrays and back, no more.
 #include "ffi.h"
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include "../core/isa.h"
 #include "../core/softmax.h"
 #include "../core/validate.h"
-#include "xla.h"
+#include "ffi_arrays.h"
 
 namespace attnspan {
 namespace {

@@ -1,4 +1,4 @@
-// The XLA handlers, as the addresses that PyCapsules carry to jax.ffi.register_ffi_target.
+// The XLA handlers, as the addresses that a PyCapsule carries to jax.ffi.register_ffi_target.
 #pragma once
 
 namespace attnspan {

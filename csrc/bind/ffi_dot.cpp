@@ -1,209 +1,211 @@
-// JAX: the dot kernel as XLA FFI handlers on the CPU. They translate buffers to arrays and back, no more.
+// JAX: the dot kernel as XLA FFI handlers on the CPU. Buffers are translated to arrays and back, no more.
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../core/dot.h"
 #include "../core/isa.h"
 #include "ffi.h"
-#include "xla.h"
+#include "ffi_arrays.h"
 
 namespace attnspan {
 namespace {
 
-// The bits of `present`, in the order in which the operands follow those that are always there.
-enum Operands { kKeyBias, kBias, kSlopes, kAlign, kStart, kStop, kBits, kSeed, kOperands };
-constexpr xf::DataType kIntegers[] = {xf::S32, xf::S32, xf::S32, xf::U8, xf::U32};  // of those from kAlign on
+enum class Kind { data, sum, integer, byte, word };
 
-// A call's operands and results, under vmap with axes in front of their own.
+// One place among what a call is given or gives back. Places that are not taken are left out of it.
+struct Slot {
+  const char* name;
+  Kind kind;
+  size_t own;      // axes beside those of vmap
+  bool ordered;    // whether its axes follow the call's order
+};
+
+enum Input { q, k, v, key_bias, bias, slopes, align, start, stop, bits, seed, out, top, inverse, dout, dlse };
+constexpr Slot kInputs[] = {
+    {"q", Kind::data, 4, true},          {"k", Kind::data, 4, true},         {"v", Kind::data, 4, true},
+    {"key_bias", Kind::sum, 4, false},   {"bias", Kind::sum, 4, false},      {"slopes", Kind::sum, 4, false},
+    {"align", Kind::integer, 4, false},  {"start", Kind::integer, 4, false}, {"stop", Kind::integer, 4, false},
+    {"bits", Kind::byte, 4, false},      {"seed", Kind::word, 4, false},     {"out", Kind::sum, 4, true},
+    {"top", Kind::sum, 3, false},        {"inverse", Kind::sum, 3, false},   {"dout", Kind::sum, 4, true},
+    {"dlse", Kind::sum, 3, false},
+};
+constexpr Slot kForward[] = {
+    {"out", Kind::sum, 4, true},      {"lse", Kind::sum, 3, false},        {"top", Kind::sum, 3, false},
+    {"inverse", Kind::sum, 3, false}, {"entropy", Kind::sum, 3, false},    {"max_weight", Kind::sum, 3, false},
+    {"jacobian_norm", Kind::sum, 3, false},
+};
+constexpr Slot kBackward[] = {
+    {"dq", Kind::sum, 4, true},          {"dk", Kind::sum, 4, true},     {"dv", Kind::sum, 4, true},
+    {"dkey_bias", Kind::sum, 4, false},  {"dbias", Kind::sum, 4, false}, {"dslopes", Kind::sum, 4, false},
+};
+
+struct Attributes {
+  double scale, softcap, dropout;
+  int64_t draws;
+  std::string_view order;  // of q, k, v, out and their gradients: BHLD or BLHD
+  int64_t given, asked;    // bit i: whether place i is taken
+};
+
+// The operands of a call by place, and how its axes of vmap are gone through.
 class Call {
  public:
+  // Whether the call is well formed; `error` says what is wrong.
+  template <size_t n>
+  bool read(xf::RemainingArgs args, xf::RemainingRets rets, const Attributes& a, const Slot (&results)[n],
+            size_t inputs) {
+    if (!isa_in_use().error.empty()) return wrong(isa_in_use().error);
+    if (a.order != "BHLD" && a.order != "BLHD") return wrong("order: needed BHLD or BLHD");
+    if (args.size() == 0 || !dtype_of(args.get<xf::AnyBuffer>(0)->element_type(), &dtype)) {
+      return wrong("q: needed a floating dtype");
+    }
+    type_ = args.get<xf::AnyBuffer>(0)->element_type();
+    size_t taken = 0;
+    for (size_t i = 0; i < inputs; ++i) {
+      in_.emplace_back();
+      if ((a.given >> i & 1) == 0) continue;
+      const auto buffer = args.get<xf::AnyBuffer>(taken++);
+      if (!buffer || !take(*buffer, kInputs[i], a.order, &in_)) return wrong(kInputs[i].name);
+    }
+    if (taken != args.size()) return wrong("given: more operands than places");
+    taken = 0;
+    for (size_t i = 0; i < n; ++i) {
+      out_.emplace_back();
+      if ((a.asked >> i & 1) == 0) continue;
+      auto buffer = rets.get<xf::AnyBuffer>(taken++);
+      if (!buffer || !take(**buffer, results[i], a.order, &out_)) return wrong(results[i].name);
+    }
+    if (taken == 0 || taken != rets.size()) return wrong("asked: more results than places");
+    if (!in_[q] || !in_[k] || !in_[v]) return wrong("q, k, v: needed");
+    auto first = rets.get<xf::AnyBuffer>(0);
+    const auto shape = (*first)->dimensions();
+    lead_ = xf::Span<const int64_t>(shape.begin(), axes_);
+    count_ = 1;
+    for (const int64_t size : lead_) count_ *= size;
+    fold_ = true;
+    for (const auto* all : {&in_, &out_}) {
+      for (const auto& one : *all) fold_ = fold_ && (!one || one->folds(lead_, in_[q]->batch()));
+    }
+    return true;
+  }
+
+  int64_t calls() const { return fold_ ? 1 : count_; }
+  Given in(Input slot, int64_t i) const {
+    // What has a gradient, or must be there for each entry of B, is written out.
+    return at(in_[slot], i, slot <= bias || slot >= Input::out);
+  }
+  Given out(size_t slot, int64_t i) const { return at(out_[slot], i, true); }
+  void clear(size_t slot) const {
+    if (out_[slot]) std::memset(out_[slot]->data(), 0, static_cast<size_t>(out_[slot]->bytes()));
+  }
+
+  std::string problem(const Attributes& a, int64_t i, Dot* dot) const {
+    return check_dot({dtype, in(q, i).array, in(k, i).array, in(v, i).array, a.scale, a.softcap, in(key_bias, i),
+                      in(bias, i), in(slopes, i), in(align, i), in(start, i), in(stop, i), in(bits, i), a.dropout,
+                      in(seed, i), a.draws},
+                     dot);
+  }
+
+  Dtype dtype;
   std::string error;
 
-  Call(xf::RemainingArgs args, xf::RemainingRets rets, bool swapped) : args_(args), rets_(rets), swapped_(swapped) {}
-
-  Operand* operand(xf::DataType dtype, size_t own = 4, bool heads = false) {
-    const auto buffer = args_.get<xf::AnyBuffer>(argument_++);
-    if (!buffer || buffer->element_type() != dtype) {
-      if (error.empty()) error = "operand " + std::to_string(argument_) + ": missing, or of another dtype";
-      return nullptr;
-    }
-    kept_.push_back(std::make_unique<Operand>(*buffer, own, heads && swapped_));
-    return kept_.back().get();
-  }
-  Operand* result(xf::DataType dtype, size_t own = 4, bool heads = false) {
-    auto found = rets_.get<xf::AnyBuffer>(result_++);
-    if (!found || (**found).element_type() != dtype) {
-      if (error.empty()) error = "result " + std::to_string(result_) + ": missing, or of another dtype";
-      return nullptr;
-    }
-    const xf::AnyBuffer buffer = **found;
-    if (lead.size() == 0) lead = {buffer.dimensions().begin(), buffer.dimensions().size() - own};
-    bytes_.push_back(buffer.size_bytes());
-    data_.push_back(buffer.untyped_data());
-    kept_.push_back(std::make_unique<Operand>(buffer, own, heads && swapped_));
-    return kept_.back().get();
-  }
-  void clear_last() { std::memset(data_.back(), 0, bytes_.back()); }
-
-  Given at(const Operand* operand, int64_t index) const {
-    return operand == nullptr ? Given{false, {}} : Given{true, operand->at(index, lead)};
-  }
-  int64_t count() const {
-    int64_t n = 1;
-    for (const int64_t size : lead) n *= size;
-    return n;
-  }
-
-  xf::Span<const int64_t> lead;
-
  private:
-  xf::RemainingArgs args_;
-  xf::RemainingRets rets_;
-  const bool swapped_;
-  size_t argument_ = 0, result_ = 0;
-  std::vector<std::unique_ptr<Operand>> kept_;
-  std::vector<size_t> bytes_;
-  std::vector<void*> data_;
-};
-
-struct Numbers {
-  double scale, softcap, dropout;
-  int64_t draws, present;
-};
-
-// q, k, v and what else a problem is made of.
-struct Inputs {
-  Dtype dtype;
-  xf::DataType type, sums;
-  Operand *q, *k, *v, *more[kOperands] = {};
-
-  DotArrays arrays(const Call& call, const Numbers& n, int64_t i) const {
-    const auto given = [&](int which) { return call.at(more[which], i); };
-    return {dtype,          q->at(i, call.lead), k->at(i, call.lead), v->at(i, call.lead), n.scale,
-            n.softcap,      given(kKeyBias),     given(kBias),        given(kSlopes),      given(kAlign),
-            given(kStart),  given(kStop),        given(kBits),        n.dropout,           given(kSeed),
-            n.draws};
+  bool wrong(const std::string& what) {
+    error = what;
+    return false;
   }
+
+  bool take(const xf::AnyBuffer& buffer, const Slot& slot, std::string_view order,
+            std::vector<std::optional<Operand>>* to) {
+    const xf::DataType sums = dtype == Dtype::f64 ? xf::F64 : xf::F32;
+    const xf::DataType needed = slot.kind == Kind::data      ? type_
+                                : slot.kind == Kind::sum     ? sums
+                                : slot.kind == Kind::integer ? xf::S32
+                                : slot.kind == Kind::byte    ? xf::U8
+                                                             : xf::U32;
+    const size_t rank = buffer.dimensions().size();
+    if (buffer.element_type() != needed || rank < slot.own) return false;
+    if (to == &in_ && in_.size() == 1) axes_ = rank - slot.own;  // q's
+    if (rank - slot.own != axes_) return false;
+    to->back().emplace(buffer, slot.own, slot.ordered && order == "BLHD");
+    return true;
+  }
+
+  Given at(const std::optional<Operand>& operand, int64_t i, bool spread) const {
+    if (!operand) return {false, Array{}};
+    return {true, fold_ ? operand->folded(count_, lead_, spread) : operand->at(i, lead_)};
+  }
+
+  xf::DataType type_;
+  std::vector<std::optional<Operand>> in_, out_;
+  size_t axes_ = 0;
+  xf::Span<const int64_t> lead_;
+  int64_t count_ = 1;
+  bool fold_ = true;
 };
 
-std::string take(xf::DataType type, Call* call, Inputs* inputs) {
-  if (!isa_in_use().error.empty()) return isa_in_use().error;
-  if (!dtype_of(type, &inputs->dtype)) return "q: of no floating dtype of 16, 32 or 64 bits";
-  inputs->type = type;
-  inputs->sums = inputs->dtype == Dtype::f64 ? xf::F64 : xf::F32;
-  inputs->q = call->operand(type, 4, true);
-  inputs->k = call->operand(type, 4, true);
-  inputs->v = call->operand(type, 4, true);
-  return call->error;
-}
-
-std::string take_more(int64_t present, Call* call, Inputs* inputs) {
-  for (int i = 0; i < kOperands; ++i) {
-    if ((present >> i & 1) == 0) continue;
-    inputs->more[i] = call->operand(i < kAlign ? inputs->sums : kIntegers[i - kAlign]);
-  }
-  return call->error;
-}
-
-xf::Error failed(const std::string& error) { return xf::Error::InvalidArgument(error); }
-
-xf::Error forward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale, double softcap,
-                  double dropout, int64_t draws, int64_t present, bool swapped, bool looks) {
-  Call call(args, rets, swapped);
-  Inputs in;
-  const auto q = args.get<xf::AnyBuffer>(0);
-  if (!q) return q.error();
-  std::string error = take(q->element_type(), &call, &in);
-  if (error.empty()) error = take_more(present, &call, &in);
-  if (!error.empty()) return failed(error);
-  Operand* const out = call.result(in.sums, 4, true);
-  Operand* rows[6] = {};
-  for (int i = 0; i < (looks ? 6 : 3); ++i) rows[i] = call.result(in.sums, 3);
-  if (!call.error.empty()) return failed(call.error);
+xf::Error run_forward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale,
+                      double softcap, double dropout, int64_t draws, std::string_view order, int64_t given,
+                      int64_t asked) {
+  const Attributes a{scale, softcap, dropout, draws, order, given, asked};
+  Call call;
+  if (!call.read(args, rets, a, kForward, Input::out)) return xf::Error::InvalidArgument(call.error);
   XlaPool executor(pool);
-  for (int64_t i = 0; i < call.count(); ++i) {
+  for (int64_t i = 0; i < call.calls(); ++i) {
     DotForward task{};
-    error = check_dot(in.arrays(call, {scale, softcap, dropout, draws, present}, i), &task.problem);
-    const auto row = [&](int which) { return call.at(rows[which], i); };
+    std::string error = call.problem(a, i, &task.problem);
     if (error.empty()) {
-      error = check_dot_forward({out->at(i, call.lead), row(0), row(1), row(2), row(3), row(4), row(5)}, &task);
+      error = check_dot_forward({call.out(0, i).array, call.out(1, i), call.out(2, i), call.out(3, i),
+                                 call.out(4, i), call.out(5, i), call.out(6, i)},
+                                &task);
     }
-    if (!error.empty()) return failed(error);
+    if (!error.empty()) return xf::Error::InvalidArgument(error);
     dot_forward(task, executor);
   }
   return xf::Error::Success();
 }
 
-xf::Error backward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale,
-                   double softcap, double dropout, int64_t draws, int64_t present, bool swapped, bool keys,
-                   bool bias, bool slopes) {
-  Call call(args, rets, swapped);
-  Inputs in;
-  const auto q = args.get<xf::AnyBuffer>(0);
-  if (!q) return q.error();
-  std::string error = take(q->element_type(), &call, &in);
-  if (!error.empty()) return failed(error);
-  Operand* const out = call.operand(in.sums, 4, true);
-  Operand* const top = call.operand(in.sums, 3);
-  Operand* const inverse = call.operand(in.sums, 3);
-  Operand* const dout = call.operand(in.sums, 4, true);
-  Operand* const dlse = call.operand(in.sums, 3);
-  error = take_more(present, &call, &in);
-  Operand* const dq = call.result(in.sums, 4, true);
-  Operand* const dk = call.result(in.sums, 4, true);
-  if (call.error.empty()) call.clear_last();
-  Operand* const dv = call.result(in.sums, 4, true);
-  if (call.error.empty()) call.clear_last();
-  Operand* const dkeys = keys ? call.result(in.sums) : nullptr;
-  if (keys && call.error.empty()) call.clear_last();
-  Operand* const dbias = bias ? call.result(in.sums) : nullptr;
-  if (bias && call.error.empty()) call.clear_last();
-  Operand* const dslopes = slopes ? call.result(in.sums, 3) : nullptr;
-  if (!call.error.empty()) return failed(call.error);
+xf::Error run_backward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale,
+                       double softcap, double dropout, int64_t draws, std::string_view order, int64_t given,
+                       int64_t asked) {
+  const Attributes a{scale, softcap, dropout, draws, order, given, asked};
+  Call call;
+  if (!call.read(args, rets, a, kBackward, std::size(kInputs))) return xf::Error::InvalidArgument(call.error);
+  for (size_t slot = 1; slot < 5; ++slot) call.clear(slot);  // the kernel adds to all but dq and dslopes
   XlaPool executor(pool);
-  for (int64_t i = 0; i < call.count(); ++i) {
+  for (int64_t i = 0; i < call.calls(); ++i) {
     DotBackward task{};
-    error = check_dot(in.arrays(call, {scale, softcap, dropout, draws, present}, i), &task.problem);
-    const auto at = [&](Operand* operand) { return call.at(operand, i); };
+    std::string error = call.problem(a, i, &task.problem);
     if (error.empty()) {
-      error = check_dot_backward({at(out).array, at(top).array, at(inverse).array, at(dout).array, at(dlse), at(dq),
-                                  at(dk), at(dv), at(dkeys), at(dbias), at(dslopes)},
+      error = check_dot_backward({call.in(Input::out, i).array, call.in(top, i).array, call.in(inverse, i).array,
+                                  call.in(dout, i).array, call.in(dlse, i), call.out(0, i), call.out(1, i),
+                                  call.out(2, i), call.out(3, i), call.out(4, i), call.out(5, i)},
                                  &task);
     }
-    if (!error.empty()) return failed(error);
+    if (!error.empty()) return xf::Error::InvalidArgument(error);
     dot_backward(task, executor);
   }
   return xf::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(forward_handler, forward,
-                       xf::Ffi::Bind()
-                           .Ctx<xf::ThreadPool>()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<double>("scale")
-                           .Attr<double>("softcap")
-                           .Attr<double>("dropout")
-                           .Attr<int64_t>("draws")
-                           .Attr<int64_t>("present")
-                           .Attr<bool>("swapped")
-                           .Attr<bool>("looks"));
+auto binding() {
+  return xf::Ffi::Bind()
+      .Ctx<xf::ThreadPool>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attr<double>("scale")
+      .Attr<double>("softcap")
+      .Attr<double>("dropout")
+      .Attr<int64_t>("draws")
+      .Attr<std::string_view>("order")
+      .Attr<int64_t>("given")
+      .Attr<int64_t>("asked");
+}
 
-XLA_FFI_DEFINE_HANDLER(backward_handler, backward,
-                       xf::Ffi::Bind()
-                           .Ctx<xf::ThreadPool>()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<double>("scale")
-                           .Attr<double>("softcap")
-                           .Attr<double>("dropout")
-                           .Attr<int64_t>("draws")
-                           .Attr<int64_t>("present")
-                           .Attr<bool>("swapped")
-                           .Attr<bool>("keys")
-                           .Attr<bool>("bias")
-                           .Attr<bool>("slopes"));
+XLA_FFI_DEFINE_HANDLER(forward_handler, run_forward, binding());
+XLA_FFI_DEFINE_HANDLER(backward_handler, run_backward, binding());
 
 }  // namespace
 

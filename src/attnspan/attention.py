@@ -17,7 +17,7 @@ from attnspan.shapes import outer
 from attnspan.statistics import Statistics
 from attnspan.values import Value
 
-__all__ = ["Inspection", "attention", "inspect", "plan"]
+__all__ = ["Inspection", "attended", "attention", "inspect", "inspected", "plan"]
 
 
 def attention(
@@ -107,7 +107,12 @@ def attention(
         q, k, v, score=score, mask=mask, bias=bias, softcap=softcap, sink=sink, align=align,
         dropout=dropout, rng=rng,
     )  # fmt: skip
-    with as_written(q):
+    return attended(request, implementation)
+
+
+def attended(request: Request, implementation: str) -> Any:
+    """Compute what `attention` returns for a request."""
+    with as_written(request.q):
         out = choose(request, implementation).attend(request)
     return outer(out, request.sizes.ndim, 2)
 
@@ -213,8 +218,13 @@ def inspect(
         q, k, v, score=score, mask=mask, bias=bias, softcap=softcap, sink=sink, align=align,
         dropout=dropout, rng=rng,
     )  # fmt: skip
+    return inspected(request, implementation)
+
+
+def inspected(request: Request, implementation: str) -> Inspection:
+    """Compute what `inspect` returns for a request."""
     ndim = request.sizes.ndim
-    with as_written(q):
+    with as_written(request.q):
         chosen = choose(request, implementation)
         if chosen.attend_and_look is not None:
             out, lse, stats = chosen.attend_and_look(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attnspan.attention import attention, inspect
+from attnspan.attention import attended, inspected
 from attnspan.errors import NotSupportedError, refusal
 from attnspan.masks import Causal, Dense, Mask, SlidingWindow, ValidLens
+from attnspan.request import request_of
 from attnspan.scores import ScaledDot
 
 __all__ = ["dot_product_attention"]
@@ -85,18 +87,19 @@ def dot_product_attention(
     Array([0. , 0.5, 1.5, 2.5], dtype=float32)
     """
     q, k, v = (_four(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
-    options: dict[str, Any] = {
-        "score": ScaledDot(scale),
-        "mask": _mask(mask, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, q, k),
-        "bias": None if bias is None else _lined_up("bias", bias),
-        "implementation": _named(implementation),
-    }
-    heads_first = [x.swapaxes(1, 2) for x in (q, k, v)]
+    name = _named(implementation)
+    request = request_of(
+        *(x.swapaxes(1, 2) for x in (q, k, v)),
+        score=ScaledDot(scale),
+        mask=_mask(mask, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, q, k),
+        bias=None if bias is None else _lined_up("bias", bias),
+    )
+    request = replace(request, order="BLHD")  # a kernel that takes it so undoes the swap, which costs nothing
     alone = all(jnp.ndim(x) == 3 for x in (query, key, value))
     if not return_residual:
-        out = attention(*heads_first, **options).swapaxes(1, 2)
+        out = attended(request, name).swapaxes(1, 2)
         return out[0] if alone else out
-    record = inspect(*heads_first, **options)
+    record = inspected(request, name)
     out = record.out.swapaxes(1, 2)
     residual = jax.lax.stop_gradient(record.lse.swapaxes(1, 2)).astype(out.dtype)
     return (out[0], residual[0]) if alone else (out, residual)

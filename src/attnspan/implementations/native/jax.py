@@ -1,6 +1,7 @@
-"""The kernel for JAX on the CPU: two XLA FFI calls, and their derivatives.
+"""The kernel for JAX on the CPU, and its derivatives.
 
-Under vmap a call runs once for each element of the mapped axes, as a plain loop would.
+XLA calls the kernel from what it compiles, in and outside `jit`. First derivatives in reverse are the
+kernel's, second ones those of the formula.
 """
 
 from __future__ import annotations
@@ -20,165 +21,193 @@ from attnspan.statistics import Statistics
 
 __all__ = ["attend", "attend_and_look", "reasons_against"]
 
-_LEAVES = ("q", "k", "v", "key_bias", "bias", "slopes")
-"""The arrays of a problem that have gradients."""
+Arrays = dict[str, Any]
 
-_OPTIONAL = ("key_bias", "bias", "slopes", "align", "start", "stop", "bits", "seed")
-"""The operands that may be missing; which are there is said in the bits of one number."""
+_GRADIENTS = ("q", "k", "v", "key_bias", "bias", "slopes")
+"""The arrays of a problem that have one."""
+_INPUTS = (*_GRADIENTS, "align", "start", "stop", "bits", "seed", "out", "top", "inverse", "dout", "dlse")
+_FORWARD = ("out", "lse", "top", "inverse", "entropy", "max_weight", "jacobian_norm")
+_BACKWARD = ("dq", "dk", "dv", "dkey_bias", "dbias", "dslopes")
+"""The places of the handlers' operands and results, in their order."""
 
 
 def reasons_against(request: Request) -> list[str]:
-    """Say where JAX's arrays are not on the CPU."""
-    arrays = [
-        x for _, x in request.arrays() if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    ]
-    platforms = {d.platform for x in arrays for d in x.devices()} or {jax.default_backend()}
-    others = sorted(platforms - {"cpu"})
-    return [f"it runs on the CPU, and the arrays are on {', '.join(others)}"] if others else []
+    """Say what stands against JAX's arrays: where they are, or will be as far as that is known."""
+    platforms = set()
+    for _, x in request.arrays():
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+            platforms |= {device.platform for device in x.devices()}
+    platforms = platforms or {jax.default_backend()}
+    return [f"it runs on the CPU, not on {one}" for one in sorted(platforms - {"cpu"})]
 
 
 def attend(problem: Problem) -> tuple[Any, Any]:
     """Give (out, log-sum-exp) in the accumulation dtype, differentiable in reverse as often as one likes."""
-    rest, leaves = _parted(problem)
-    return _attend(False, rest, leaves)[:2]
+    out, lse = _ordered(problem, looks=False)
+    return out, lse
 
 
 def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
     """Give (out, log-sum-exp, statistics); the last are not differentiable."""
-    rest, leaves = _parted(problem)
-    out, lse, *stats = _attend(True, rest, leaves)
+    out, lse, *stats = _ordered(problem, looks=True)
     entropy, max_weight, jacobian_norm = map(jax.lax.stop_gradient, stats)
     effective = jnp.where(max_weight == 0, 0.0, jnp.exp(entropy))
     return out, lse, Statistics(entropy, effective, max_weight, jacobian_norm)
 
 
-def _parted(problem: Problem) -> tuple[Problem, dict[str, Any]]:
-    """Split off the arrays that have gradients."""
-    leaves = {name: getattr(problem, name) for name in _LEAVES}
-    leaves = {name: jnp.asarray(x) for name, x in leaves.items() if x is not None}
-    return replace(problem, **dict.fromkeys(_LEAVES)), leaves
+def _ordered(problem: Problem, looks: bool) -> Any:
+    """Run in the caller's order of axes: what stands in memory so is not brought into another."""
+    native_order = _in_order(problem, problem.order)
+    given = {name: x for name in _GRADIENTS if (x := getattr(native_order, name)) is not None}
+    rest = replace(native_order, **dict.fromkeys(given))
+    out, lse, _, _, *stats = _compiled(looks, rest, given)
+    return _swapped(out, problem.order), lse, *stats
+
+
+def _swapped(x: Any, order: str) -> Any:
+    return x.swapaxes(1, 2) if order == "BLHD" else x
+
+
+def _in_order(problem: Problem, order: str) -> Problem:
+    """Go from the order of axes of the formula to the one of the memory, or back."""
+    p = problem
+    return replace(p, q=_swapped(p.q, order), k=_swapped(p.k, order), v=_swapped(p.v, order))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(looks: bool, rest: Problem, leaves: dict[str, Any]) -> tuple[Any, ...]:
-    out, lse, _, _, *stats = _forward(looks, rest, leaves)
-    return out, lse, *stats
+def _attend(looks: bool, rest: Problem, given: Arrays) -> tuple[Any, ...]:
+    return _forward(replace(rest, **given), _FORWARD if looks else _FORWARD[:4])
 
 
-def _attend_forward(looks: bool, rest: Problem, leaves: dict[str, Any]) -> Any:
-    out, lse, top, inverse, *stats = _forward(looks, rest, leaves)
-    return (out, lse, *stats), (rest, leaves, (out, top, inverse))
+def _attend_fwd(looks: bool, rest: Any, given: Any) -> Any:
+    wanted = {name: None for name, x in given.items() if x.perturbed}
+    rest, given = jax.tree.map(lambda x: x.value, (rest, given))
+    found = _attend(looks, rest, given)  # which another derivative may go through
+    out, _, top, inverse = found[:4]
+    return found, (wanted, rest, given, (out, top, inverse))
 
 
-def _attend_backward(looks: bool, kept: Any, arrived: Any) -> Any:
-    rest, leaves, saved = kept
-    return None, _back(rest, leaves, saved, *arrived[:2])
+def _attend_bwd(looks: bool, kept: Any, arrived: Any) -> Any:
+    wanted, rest, given, rows = kept
+    dout, dlse = (None if _is_zero(x) else x for x in arrived[:2])
+    if dout is None:
+        dout = jnp.zeros_like(rows[0])
+    found = _back(wanted, rest, given, rows, dout, dlse) if wanted else {}
+    return None, {name: found.get(name) for name in given}
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+_attend.defvjp(_attend_fwd, _attend_bwd, symbolic_zeros=True)
+_compiled = jax.jit(_attend, static_argnums=0)  # outside jit too, or each call would trace it anew
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
 @jax.custom_vjp
-def _back(rest: Problem, leaves: dict[str, Any], saved: Any, dout: Any, dlse: Any) -> dict[str, Any]:
-    """Give the gradients of the leaves; their own derivative is that of the formula."""
-    return _backward(rest, leaves, saved, dout, dlse)
+def _back(wanted: dict[str, None], rest: Problem, given: Arrays, rows: Any, dout: Any, dlse: Any) -> Arrays:
+    """Give the gradients of what is wanted, by the kernel."""
+    problem = replace(rest, **given)
+    found = _backward(problem, wanted, rows, dout, dlse)
+    return {name: found[name].astype(given[name].dtype) for name in wanted}
 
 
-def _back_forward(rest: Problem, leaves: dict[str, Any], saved: Any, dout: Any, dlse: Any) -> Any:
-    return _back(rest, leaves, saved, dout, dlse), (rest, leaves, saved, dout, dlse)
+def _back_fwd(*arguments: Any) -> Any:
+    return _back(*arguments), arguments
 
 
-def _back_backward(kept: Any, arrived: Any) -> Any:
-    rest, leaves, saved, dout, dlse = kept
-
-    def gradients(leaves: dict[str, Any], dout: Any, dlse: Any) -> dict[str, Any]:
-        (_, lse), pull = jax.vjp(lambda leaves: formula(replace(rest, **leaves)), leaves)
-        live = jax.lax.stop_gradient(lse) != -jnp.inf  # what arrives at an empty row may be anything
-        return pull((jnp.where(live[..., None], dout, 0.0), jnp.where(live, dlse, 0.0)))[0]
-
-    dleaves, ddout, ddlse = jax.vjp(gradients, leaves, dout, dlse)[1](arrived)
-    return None, dleaves, jax.tree.map(jnp.zeros_like, saved), ddout, ddlse
+def _back_bwd(kept: Any, arrived: Arrays) -> Any:
+    wanted, rest, given, rows, dout, dlse = kept
+    _, pull = jax.vjp(functools.partial(_by_formula, wanted, rest), given, dout, dlse)
+    dgiven, ddout, ddlse = pull(arrived)
+    # Of the kept rows nothing: the formula makes them anew.
+    return wanted, None, dgiven, None, ddout, ddlse
 
 
-_back.defvjp(_back_forward, _back_backward)
+_back.defvjp(_back_fwd, _back_bwd)
 
 
-def _forward(looks: bool, rest: Problem, leaves: dict[str, Any]) -> Any:
-    """Call the forward pass: out, lse, top, inverse, and with `looks` entropy, max_weight, jacobian_norm."""
-    problem = replace(rest, **leaves)
-    (B, H, L, _), E, dtype = problem.q.shape, problem.v.shape[-1], problem.accumulation
-    out = jax.ShapeDtypeStruct((B, H, L, E), dtype)
-    row = jax.ShapeDtypeStruct((B, H, L), dtype)
-    results = [_shape_in_order(out, problem), *[row] * (6 if looks else 3)]
-    operands = [_in_order(x, problem) for x in (problem.q, problem.k, problem.v)]
-    call = jax.ffi.ffi_call(_target("dot_forward"), results, vmap_method="expand_dims")
-    out, *rows = call(*operands, *_given(problem), **_numbers(problem), looks=looks)
-    return _in_order(out, problem), *rows
+def _by_formula(wanted: dict[str, None], rest: Problem, given: Arrays, dout: Any, dlse: Any) -> Arrays:
+    """Give the same gradients by the formula, differentiable themselves."""
+
+    def run(some: Arrays) -> tuple[Any, Any]:
+        problem = replace(rest, **{**given, **some})
+        out, lse = formula(_in_order(problem, rest.order))
+        live = lse != -float("inf")
+        return _swapped(jnp.where(live[..., None], out, 0.0), rest.order), jnp.where(live, lse, 0.0)
+
+    (_, lse), pull = jax.vjp(run, {name: given[name] for name in wanted})
+    return pull((dout, jnp.zeros_like(lse) if dlse is None else dlse))[0]
 
 
-def _backward(rest: Problem, leaves: dict[str, Any], saved: Any, dout: Any, dlse: Any) -> dict[str, Any]:
-    """Call the backward pass; the gradients come in the dtype and shape of the leaves."""
-    p = replace(rest, **leaves)
-    (B, H, L, _), S, dtype = p.q.shape, p.k.shape[-2], p.accumulation
-    out, top, inverse = saved
+def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
+    B, H, L, _ = _in_order(problem, problem.order).q.shape
+    E, dtype = problem.v.shape[-1], problem.accumulation
+    first = (B, L, H, E) if problem.order == "BLHD" else (B, H, L, E)
+    shapes = {name: (B, H, L) for name in asked} | {"out": first}
+    found = _call("forward", problem, {}, _FORWARD, {name: shapes[name] for name in asked}, dtype)
+    return tuple(found[name] for name in asked)
+
+
+def _backward(problem: Problem, wanted: dict[str, None], rows: Any, dout: Any, dlse: Any) -> Arrays:
+    """Give gradients in the accumulation dtype and in the shape of what they belong to."""
+    p, order = problem, problem.order
+    (B, H, L, _), S = _in_order(p, order).q.shape, _in_order(p, order).k.shape[-2]
     one_row = p.bias is not None and p.bias.shape[-2] == 1  # summed over queries as a key bias is
-    shapes = {name: _shape_in_order(jax.ShapeDtypeStruct(leaves[name].shape, dtype), p) for name in "qkv"}
-    keys = p.key_bias is not None or one_row
-    if keys:
-        shapes["keys"] = jax.ShapeDtypeStruct((B, H, 1, S), dtype)
-    if p.bias is not None and not one_row:
-        shapes["bias"] = jax.ShapeDtypeStruct(p.bias.shape, dtype)
-    if p.slopes is not None:
-        shapes["slopes"] = jax.ShapeDtypeStruct((B, H, L), dtype)
-    operands = [_in_order(x, p) for x in (p.q, p.k, p.v, out)]
-    operands += [top, inverse, _in_order(dout, p), dlse, *_given(p)]
-    call = jax.ffi.ffi_call(_target("dot_backward"), list(shapes.values()), vmap_method="expand_dims")
-    asked = {"keys": keys, "bias": "bias" in shapes, "slopes": "slopes" in shapes}
-    found = dict(zip(shapes, call(*operands, **_numbers(p), **asked), strict=True))
-    grads = {name: _in_order(found[name], p) for name in "qkv"}
-    if p.key_bias is not None:
-        grads["key_bias"] = _summed_to(found["keys"], p.key_bias.shape)
-    if p.bias is not None:
-        grads["bias"] = _summed_to(found["keys"], p.bias.shape) if one_row else found["bias"]
-    if p.slopes is not None:
-        grads["slopes"] = _summed_to(found["slopes"][..., None], p.slopes.shape)
-    return {name: g.astype(leaves[name].dtype) for name, g in grads.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    if "q" in wanted or "k" in wanted:
+        shapes |= {"dq": p.q.shape, "dk": p.k.shape}
+    if "v" in wanted:
+        shapes["dv"] = p.v.shape
+    if "key_bias" in wanted or ("bias" in wanted and one_row):
+        shapes["dkey_bias"] = (B, H, 1, S)
+    if "bias" in wanted and not one_row:
+        shapes["dbias"] = p.bias.shape
+    if "slopes" in wanted:
+        shapes["dslopes"] = (B, H, L, 1)
+    out, top, inverse = rows
+    behind = {"out": out, "top": top, "inverse": inverse, "dout": dout, "dlse": dlse}
+    found = _call("backward", p, behind, _BACKWARD, shapes, p.accumulation)
+    grads = {name: found[f"d{name}"] for name in ("q", "k", "v", "key_bias", "bias", "slopes") if f"d{name}" in found}
+    if "bias" in wanted and one_row:
+        grads["bias"] = found["dkey_bias"]
+    return {name: _summed_to(grads[name], getattr(p, name).shape) for name in wanted}
 
 
 def _summed_to(x: Any, shape: tuple[int, ...]) -> Any:
-    axes = tuple(i for i, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if m == 1 and n != 1)
+    axes = tuple(n for n, size in enumerate(shape) if size == 1 != x.shape[n])
     return x.sum(axes, keepdims=True) if axes else x
 
 
-def _in_order(x: Any, problem: Problem) -> Any:
-    """Bring heads and positions to the order that they have in memory, or back: XLA cancels the two."""
-    return x.swapaxes(-3, -2) if problem.swapped else x
-
-
-def _shape_in_order(x: Any, problem: Problem) -> Any:
-    (B, H, L, n), dtype = x.shape, x.dtype
-    return jax.ShapeDtypeStruct((B, L, H, n), dtype) if problem.swapped else x
-
-
-def _given(problem: Problem) -> list[Any]:
-    return [x for x in (getattr(problem, name) for name in _OPTIONAL) if x is not None]
-
-
-def _numbers(problem: Problem) -> dict[str, Any]:
-    present = sum(1 << n for n, name in enumerate(_OPTIONAL) if getattr(problem, name) is not None)
-    return {
-        "scale": np.float64(problem.scale),
-        "softcap": np.float64(problem.softcap),
-        "dropout": np.float64(problem.dropout),
-        "draws": np.int64(problem.draws),
-        "present": np.int64(present),
-        "swapped": problem.swapped,
-    }
+def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any, dtype: Any) -> Arrays:
+    """Hand over to XLA; what is not there takes no place."""
+    _register()
+    p = problem
+    inputs = {one: behind[one] if one in behind else getattr(p, one, None) for one in _INPUTS}
+    given = [one for one in _INPUTS if inputs[one] is not None]
+    asked = [one for one in places if one in shapes]
+    # expand_dims: under vmap, what is not mapped gets an axis of 1 and is not copied
+    call = jax.ffi.ffi_call(
+        f"attnspan_dot_{name}",
+        [jax.ShapeDtypeStruct(shapes[one], dtype) for one in asked],
+        vmap_method="expand_dims",
+    )
+    found = call(
+        *(inputs[one] for one in given),
+        scale=np.float64(p.scale),
+        softcap=np.float64(p.softcap),
+        dropout=np.float64(p.dropout),
+        draws=np.int64(p.draws),
+        order=p.order,
+        given=np.int64(sum(1 << n for n, one in enumerate(_INPUTS) if one in given)),
+        asked=np.int64(sum(1 << n for n, one in enumerate(places) if one in asked)),
+    )
+    return dict(zip(asked, found, strict=True))
 
 
 @functools.cache
-def _target(name: str) -> str:
-    """Tell XLA of a handler, once a process, and give its name there."""
-    handler = getattr(native.load(), f"{name}_handler")()
-    jax.ffi.register_ffi_target(f"attnspan_{name}", handler, platform="cpu")
-    return f"attnspan_{name}"
+def _register() -> None:
+    """Tell XLA of the kernel, once a process."""
+    module = native.load()
+    jax.ffi.register_ffi_target("attnspan_dot_forward", module.dot_forward_handler(), platform="cpu")
+    jax.ffi.register_ffi_target("attnspan_dot_backward", module.dot_backward_handler(), platform="cpu")

@@ -1,9 +1,8 @@
-// XLA's threads, dtypes and buffers in the core's terms.
+// How XLA's buffers, dtypes and threads come in.
 #pragma once
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "../core/executor.h"
 #include "../core/types.h"
@@ -44,9 +43,10 @@ inline bool dtype_of(xf::DataType type, Dtype* dtype) {
 // One operand under vmap: axes in front of its own four, each of the call's size or 1.
 class Operand {
  public:
-  // `own` is 4, or 3 for log-sum-exp, which gets a last axis of 1. `swapped`: (B, L, H, n) in memory.
+  // `own` is 4, or 3 for what has one number a row, which gets a last axis of 1. With `heads_third` a
+  // buffer (B, L, H, D) is taken as the array (B, H, L, D).
   template <class Buffer>
-  explicit Operand(const Buffer& buffer, size_t own = 4, bool swapped = false)
+  explicit Operand(const Buffer& buffer, size_t own = 4, bool heads_third = false)
       : data_(static_cast<char*>(buffer.untyped_data())),
         shape_(buffer.dimensions()),
         lead_(shape_.size() - own),
@@ -58,11 +58,19 @@ class Operand {
       array_.stride[i] = step;
       step *= array_.shape[i];
     }
-    if (swapped) {
+    if (heads_third) {
       std::swap(array_.shape[1], array_.shape[2]);
       std::swap(array_.stride[1], array_.stride[2]);
     }
   }
+
+  int64_t batch() const { return array_.shape[0]; }
+  int64_t bytes() const {
+    int64_t bytes = item_;
+    for (const int64_t n : shape_) bytes *= n;
+    return bytes;
+  }
+  void* data() const { return data_; }
 
   // The array at a row-major index into the leading axes of the call.
   Array at(int64_t index, xf::Span<const int64_t> lead) const {
@@ -78,7 +86,31 @@ class Operand {
     return array;
   }
 
+  // Whether the leading axes can become part of the call's B: all are there beside an own B, or none.
+  bool folds(xf::Span<const int64_t> lead, int64_t B) const {
+    if (has(lead)) return batch() == B;
+    return batch() == 1 && std::all_of(shape_.begin(), shape_.begin() + lead_, [](int64_t n) { return n == 1; });
+  }
+
+  // The array with `count` leading entries in B. Where it has none of them one entry stands for all,
+  // written out with a step of 0 if `spread`.
+  Array folded(int64_t count, xf::Span<const int64_t> lead, bool spread) const {
+    Array array = array_;
+    array.data = data_;
+    if (has(lead)) {
+      array.shape[0] *= count;
+    } else if (spread) {
+      array.shape[0] = count;
+      array.stride[0] = 0;
+    }
+    return array;
+  }
+
  private:
+  bool has(xf::Span<const int64_t> lead) const {
+    return std::equal(shape_.begin(), shape_.begin() + lead_, lead.begin());
+  }
+
   char* data_;
   xf::Span<const int64_t> shape_;
   size_t lead_;
