@@ -7,7 +7,7 @@
 #include "../core/isa.h"
 #include "../core/softmax.h"
 #include "../core/validate.h"
-#include "ffi_arrays.h"
+#include "xla.h"
 
 namespace attnspan {
 namespace {

@@ -55,9 +55,8 @@ class Request(Value):
         The words of the seed.
     sizes : Sizes
         The letters.
-    order : str
-        In which order the axes of q, k and v stand in memory, and those of the output are wanted there:
-        "BHLD" as they are here, or "BLHD" where they came as ``(B, L, H, D)``. A hint, no more.
+    swapped : bool
+        A hint: q, k and v are views of arrays (B, L, H, D).
     """
 
     q: Any
@@ -72,7 +71,7 @@ class Request(Value):
     low: Any
     high: Any
     sizes: Sizes
-    order: str = "BHLD"
+    swapped: bool = False
 
     @property
     def kind(self) -> str:

@@ -57,21 +57,21 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 
 def _ordered(problem: Problem, looks: bool) -> Any:
     """Run in the caller's order of axes: what stands in memory so is not brought into another."""
-    native_order = _in_order(problem, problem.order)
-    given = {name: x for name in _GRADIENTS if (x := getattr(native_order, name)) is not None}
-    rest = replace(native_order, **dict.fromkeys(given))
+    own = _in_order(problem)
+    given = {name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None}
+    rest = replace(own, **dict.fromkeys(given))
     out, lse, _, _, *stats = _compiled(looks, rest, given)
-    return _swapped(out, problem.order), lse, *stats
+    return _swapped(out, problem.swapped), lse, *stats
 
 
-def _swapped(x: Any, order: str) -> Any:
-    return x.swapaxes(1, 2) if order == "BLHD" else x
+def _swapped(x: Any, swapped: bool) -> Any:
+    return x.swapaxes(1, 2) if swapped else x
 
 
-def _in_order(problem: Problem, order: str) -> Problem:
+def _in_order(problem: Problem) -> Problem:
     """Go from the order of axes of the formula to the one of the memory, or back."""
-    p = problem
-    return replace(p, q=_swapped(p.q, order), k=_swapped(p.k, order), v=_swapped(p.v, order))
+    q, k, v = (_swapped(x, problem.swapped) for x in (problem.q, problem.k, problem.v))
+    return replace(problem, q=q, k=k, v=v)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -132,18 +132,18 @@ def _by_formula(wanted: dict[str, None], rest: Problem, given: Arrays, dout: Any
 
     def run(some: Arrays) -> tuple[Any, Any]:
         problem = replace(rest, **{**given, **some})
-        out, lse = formula(_in_order(problem, rest.order))
+        out, lse = formula(_in_order(problem))
         live = lse != -float("inf")
-        return _swapped(jnp.where(live[..., None], out, 0.0), rest.order), jnp.where(live, lse, 0.0)
+        return _swapped(jnp.where(live[..., None], out, 0.0), rest.swapped), jnp.where(live, lse, 0.0)
 
     (_, lse), pull = jax.vjp(run, {name: given[name] for name in wanted})
     return pull((dout, jnp.zeros_like(lse) if dlse is None else dlse))[0]
 
 
 def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
-    B, H, L, _ = _in_order(problem, problem.order).q.shape
+    B, H, L, _ = _in_order(problem).q.shape
     E, dtype = problem.v.shape[-1], problem.accumulation
-    first = (B, L, H, E) if problem.order == "BLHD" else (B, H, L, E)
+    first = (B, L, H, E) if problem.swapped else (B, H, L, E)
     shapes = {name: (B, H, L) for name in asked} | {"out": first}
     found = _call("forward", problem, {}, _FORWARD, {name: shapes[name] for name in asked}, dtype)
     return tuple(found[name] for name in asked)
@@ -151,8 +151,8 @@ def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
 
 def _backward(problem: Problem, wanted: dict[str, None], rows: Any, dout: Any, dlse: Any) -> Arrays:
     """Give gradients in the accumulation dtype and in the shape of what they belong to."""
-    p, order = problem, problem.order
-    (B, H, L, _), S = _in_order(p, order).q.shape, _in_order(p, order).k.shape[-2]
+    p, whole = problem, _in_order(problem)
+    (B, H, L, _), S = whole.q.shape, whole.k.shape[-2]
     one_row = p.bias is not None and p.bias.shape[-2] == 1  # summed over queries as a key bias is
     shapes: dict[str, tuple[int, ...]] = {}
     if "q" in wanted or "k" in wanted:
@@ -198,7 +198,7 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
         softcap=np.float64(p.softcap),
         dropout=np.float64(p.dropout),
         draws=np.int64(p.draws),
-        order=p.order,
+        swapped=p.swapped,
         given=np.int64(sum(1 << n for n, one in enumerate(_INPUTS) if one in given)),
         asked=np.int64(sum(1 << n for n, one in enumerate(places) if one in asked)),
     )

@@ -73,7 +73,7 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 def parted(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Part a problem into its arrays, None where there is none, and its numbers; Problem() joins them."""
     items = tuple(x for _, x in problem._items())
-    return items[:_ARRAYS], items[_ARRAYS:-1]  # strides say the order of axes
+    return items[:_ARRAYS], items[_ARRAYS:-1]  # strides say what is swapped
 
 
 def _run(problem: Problem, looks: bool) -> tuple[Any, ...]:
