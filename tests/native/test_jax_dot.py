@@ -67,7 +67,7 @@ def by_definition(kind: str, qkv: list[Any]) -> Any:
         options["keep"] = np.asarray(mask.with_align(align).dense(L, S))
     if bias is not None:
         away = np.abs(np.arange(L)[:, None] + align - np.arange(S))
-        options["bias"] = -np.asarray(bias.slopes, np.float64)[:, None, None] * away
+        options["bias"] = -np.asarray(bias.slopes, np.float64)[None, :, None, None] * away
     options["seed"] = options.pop("rng", None)
     scores = {"cosine": lambda q, k: 3.0 * (q @ k) / np.sqrt((q @ q) * (k @ k)), "gaussian": "gaussian"}
     options["score"] = scores.get(kind, "scaled_dot")
@@ -263,6 +263,10 @@ run = lambda q, k, v: asp.attention(q, k, v, mask=Causal(), implementation="nati
 part = jax.shard_map(run, mesh=mesh, in_specs=(P("b"),) * 3, out_specs=P("b"))
 both = lambda f: jax.jit(jax.value_and_grad(lambda *x: jnp.sin(f(*x)).sum(), (0, 1, 2)))(q, 2 * q, q - 1)
 (a, da), (b, db) = both(part), both(run)
+heads = jax.shard_map(run, mesh=mesh, in_specs=(P("b"), P(), P()), out_specs=P("b"))
+shared = lambda f: jax.jit(jax.grad(lambda *x: jnp.sin(f(*x)).sum(), (0, 1, 2)))(q, q[:2], q[2:] - 1)
+for x, y in zip(shared(heads), shared(lambda q, k, v: jnp.concatenate([run(x, k, v) for x in (q[:2], q[2:])]))):
+    assert abs(x - y).max() < 1e-5
 assert len(jax.devices()) == 2 and abs(a - b) < 1e-4
 assert all((x == y).all() for x, y in zip(da, db))
 assert (jax.jit(part)(q, q, q) == jax.jit(run)(q, q, q)).all()

@@ -14,7 +14,7 @@ from attnspan import native
 from attnspan.arrays import device_of, has_tangent, is_array
 from attnspan.errors import AttnspanError
 from attnspan.implementations.base import Implementation, finished
-from attnspan.implementations.native.problem import Lowered, Problem, is_plain, lowered
+from attnspan.implementations.native.problem import Lowered, is_plain, lowered
 from attnspan.request import Request
 from attnspan.scores import Bilinear, Cosine, Dot, Gaussian, LowRankBilinear, ScaledDot
 from attnspan.statistics import Statistics

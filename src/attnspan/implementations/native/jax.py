@@ -7,6 +7,7 @@ kernel's, second ones those of the formula.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -58,10 +59,24 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 def _ordered(problem: Problem, looks: bool) -> Any:
     """Run in the caller's order of axes: what stands in memory so is not brought into another."""
     own = _in_order(problem)
-    given = {name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None}
+    given = _varying({name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None})
     rest = replace(own, **dict.fromkeys(given))
     out, lse, _, _, *stats = _compiled(looks, rest, given)
     return _swapped(out, problem.swapped), lse, *stats
+
+
+def _varying(arrays: Arrays) -> Arrays:
+    """Let all arrays vary over the axes of a mesh that one does: what a shard adds to a gradient is its own."""
+    axes = _axes_of(arrays.values())
+    return {
+        name: jax.lax.pcast(x, more, to="varying") if (more := tuple(axes - _axes_of([x]))) else x
+        for name, x in arrays.items()
+    }
+
+
+def _axes_of(arrays: Iterable[Any]) -> frozenset[str]:
+    """Give the axes of a mesh, inside shard_map, over which some of the arrays vary."""
+    return frozenset().union(*(jax.typeof(x).vma for x in arrays))
 
 
 def _swapped(x: Any, swapped: bool) -> Any:
@@ -186,10 +201,11 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
     inputs = {one: behind[one] if one in behind else getattr(p, one, None) for one in _INPUTS}
     given = [one for one in _INPUTS if inputs[one] is not None]
     asked = [one for one in places if one in shapes]
+    axes = _axes_of(inputs[one] for one in given)
     # expand_dims: under vmap, what is not mapped gets an axis of 1 and is not copied
     call = jax.ffi.ffi_call(
         f"attnspan_dot_{name}",
-        [jax.ShapeDtypeStruct(shapes[one], dtype) for one in asked],
+        [jax.ShapeDtypeStruct(shapes[one], dtype, vma=axes) for one in asked],
         vmap_method="expand_dims",
     )
     found = call(
