@@ -7,7 +7,7 @@
 #include "../core/isa.h"
 #include "../core/softmax.h"
 #include "../core/validate.h"
-#include "xla.h"
+#include "ffi_arrays.h"
 
 namespace attnspan {
 namespace {

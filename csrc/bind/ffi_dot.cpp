@@ -2,12 +2,13 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../core/dot.h"
 #include "../core/isa.h"
 #include "ffi.h"
-#include "xla.h"
+#include "ffi_arrays.h"
 
 namespace attnspan {
 namespace {
@@ -19,7 +20,7 @@ struct Slot {
   const char* name;
   Kind kind;
   size_t own;      // axes beside those of vmap
-  bool swaps;      // whether its axes follow the call's order
+  bool ordered;    // whether its axes follow the call's order
 };
 
 enum Input { q, k, v, key_bias, bias, slopes, align, start, stop, bits, seed, out, top, inverse, dout, dlse };
@@ -44,7 +45,7 @@ constexpr Slot kBackward[] = {
 struct Attributes {
   double scale, softcap, dropout;
   int64_t draws;
-  bool swapped;            // whether q, k, v, out and their gradients are (B, L, H, D)
+  std::string_view order;  // of q, k, v, out and their gradients: BHLD or BLHD
   int64_t given, asked;    // bit i: whether place i is taken
 };
 
@@ -56,6 +57,7 @@ class Call {
   bool read(xf::RemainingArgs args, xf::RemainingRets rets, const Attributes& a, const Slot (&results)[n],
             size_t inputs) {
     if (!isa_in_use().error.empty()) return wrong(isa_in_use().error);
+    if (a.order != "BHLD" && a.order != "BLHD") return wrong("order: needed BHLD or BLHD");
     if (args.size() == 0 || !dtype_of(args.get<xf::AnyBuffer>(0)->element_type(), &dtype)) {
       return wrong("q: needed a floating dtype");
     }
@@ -65,7 +67,7 @@ class Call {
       in_.emplace_back();
       if ((a.given >> i & 1) == 0) continue;
       const auto buffer = args.get<xf::AnyBuffer>(taken++);
-      if (!buffer || !take(*buffer, kInputs[i], a.swapped, &in_)) return wrong(kInputs[i].name);
+      if (!buffer || !take(*buffer, kInputs[i], a.order, &in_)) return wrong(kInputs[i].name);
     }
     if (taken != args.size()) return wrong("given: more operands than places");
     taken = 0;
@@ -73,7 +75,7 @@ class Call {
       out_.emplace_back();
       if ((a.asked >> i & 1) == 0) continue;
       auto buffer = rets.get<xf::AnyBuffer>(taken++);
-      if (!buffer || !take(**buffer, results[i], a.swapped, &out_)) return wrong(results[i].name);
+      if (!buffer || !take(**buffer, results[i], a.order, &out_)) return wrong(results[i].name);
     }
     if (taken == 0 || taken != rets.size()) return wrong("asked: more results than places");
     if (!in_[q] || !in_[k] || !in_[v]) return wrong("q, k, v: needed");
@@ -115,7 +117,7 @@ class Call {
     return false;
   }
 
-  bool take(const xf::AnyBuffer& buffer, const Slot& slot, bool swapped,
+  bool take(const xf::AnyBuffer& buffer, const Slot& slot, std::string_view order,
             std::vector<std::optional<Operand>>* to) {
     const xf::DataType sums = dtype == Dtype::f64 ? xf::F64 : xf::F32;
     const xf::DataType needed = slot.kind == Kind::data      ? type_
@@ -127,7 +129,7 @@ class Call {
     if (buffer.element_type() != needed || rank < slot.own) return false;
     if (to == &in_ && in_.size() == 1) axes_ = rank - slot.own;  // q's
     if (rank - slot.own != axes_) return false;
-    to->back().emplace(buffer, slot.own, slot.swaps && swapped);
+    to->back().emplace(buffer, slot.own, slot.ordered && order == "BLHD");
     return true;
   }
 
@@ -145,9 +147,9 @@ class Call {
 };
 
 xf::Error run_forward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale,
-                      double softcap, double dropout, int64_t draws, bool swapped, int64_t given,
+                      double softcap, double dropout, int64_t draws, std::string_view order, int64_t given,
                       int64_t asked) {
-  const Attributes a{scale, softcap, dropout, draws, swapped, given, asked};
+  const Attributes a{scale, softcap, dropout, draws, order, given, asked};
   Call call;
   if (!call.read(args, rets, a, kForward, Input::out)) return xf::Error::InvalidArgument(call.error);
   XlaPool executor(pool);
@@ -166,9 +168,9 @@ xf::Error run_forward(xf::ThreadPool pool, xf::RemainingArgs args, xf::Remaining
 }
 
 xf::Error run_backward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale,
-                       double softcap, double dropout, int64_t draws, bool swapped, int64_t given,
+                       double softcap, double dropout, int64_t draws, std::string_view order, int64_t given,
                        int64_t asked) {
-  const Attributes a{scale, softcap, dropout, draws, swapped, given, asked};
+  const Attributes a{scale, softcap, dropout, draws, order, given, asked};
   Call call;
   if (!call.read(args, rets, a, kBackward, std::size(kInputs))) return xf::Error::InvalidArgument(call.error);
   for (size_t slot = 1; slot < 5; ++slot) call.clear(slot);  // the kernel adds to all but dq and dslopes
@@ -197,7 +199,7 @@ auto binding() {
       .Attr<double>("softcap")
       .Attr<double>("dropout")
       .Attr<int64_t>("draws")
-      .Attr<bool>("swapped")
+      .Attr<std::string_view>("order")
       .Attr<int64_t>("given")
       .Attr<int64_t>("asked");
 }

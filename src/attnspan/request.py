@@ -55,8 +55,9 @@ class Request(Value):
         The words of the seed.
     sizes : Sizes
         The letters.
-    swapped : bool
-        A hint: q, k and v are views of arrays (B, L, H, D).
+    order : str
+        In which order the axes of q, k and v stand in memory, and those of the output are wanted there:
+        "BHLD" as they are here, or "BLHD" where they came as ``(B, L, H, D)``. A hint, no more.
     """
 
     q: Any
@@ -71,7 +72,7 @@ class Request(Value):
     low: Any
     high: Any
     sizes: Sizes
-    swapped: bool = False
+    order: str = "BHLD"
 
     @property
     def kind(self) -> str:

@@ -94,7 +94,7 @@ def dot_product_attention(
         mask=_mask(mask, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size, q, k),
         bias=None if bias is None else _lined_up("bias", bias),
     )
-    request = replace(request, swapped=True)  # a kernel that takes it so undoes the swap, which costs nothing
+    request = replace(request, order="BLHD")  # a kernel that takes it so undoes the swap, which costs nothing
     alone = all(jnp.ndim(x) == 3 for x in (query, key, value))
     if not return_residual:
         out = attended(request, name).swapaxes(1, 2)

@@ -58,35 +58,33 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 
 def _ordered(problem: Problem, looks: bool) -> Any:
     """Run in the caller's order of axes: what stands in memory so is not brought into another."""
-    own = _in_order(problem)
-    given = _varying({name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None})
+    own = _in_order(problem, problem.order)
+    given = {name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None}
     rest = replace(own, **dict.fromkeys(given))
+    given = dict(zip(given, _alike(given.values()), strict=True))
     out, lse, _, _, *stats = _compiled(looks, rest, given)
-    return _swapped(out, problem.swapped), lse, *stats
+    return _swapped(out, problem.order), lse, *stats
 
 
-def _varying(arrays: Arrays) -> Arrays:
-    """Let all arrays vary over the axes of a mesh that one does: what a shard adds to a gradient is its own."""
-    axes = _axes_of(arrays.values())
-    return {
-        name: jax.lax.pcast(x, more, to="varying") if (more := tuple(axes - _axes_of([x]))) else x
-        for name, x in arrays.items()
-    }
+def _alike(arrays: Iterable[Any]) -> list[Any]:
+    """Let arrays vary over the axes of a mesh that any of them does: inside shard_map, a call asks for that."""
+    arrays = list(arrays)
+    own = [jax.typeof(x).manual_axis_type.varying for x in arrays]
+    axes = frozenset().union(*own)
+    return [
+        jax.lax.pcast(x, tuple(sorted(axes - has)), to="varying") if axes - has else x
+        for x, has in zip(arrays, own, strict=True)
+    ]
 
 
-def _axes_of(arrays: Iterable[Any]) -> frozenset[str]:
-    """Give the axes of a mesh, inside shard_map, over which some of the arrays vary."""
-    return frozenset().union(*(jax.typeof(x).vma for x in arrays))
+def _swapped(x: Any, order: str) -> Any:
+    return x.swapaxes(1, 2) if order == "BLHD" else x
 
 
-def _swapped(x: Any, swapped: bool) -> Any:
-    return x.swapaxes(1, 2) if swapped else x
-
-
-def _in_order(problem: Problem) -> Problem:
+def _in_order(problem: Problem, order: str) -> Problem:
     """Go from the order of axes of the formula to the one of the memory, or back."""
-    q, k, v = (_swapped(x, problem.swapped) for x in (problem.q, problem.k, problem.v))
-    return replace(problem, q=q, k=k, v=v)
+    p = problem
+    return replace(p, q=_swapped(p.q, order), k=_swapped(p.k, order), v=_swapped(p.v, order))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -147,18 +145,18 @@ def _by_formula(wanted: dict[str, None], rest: Problem, given: Arrays, dout: Any
 
     def run(some: Arrays) -> tuple[Any, Any]:
         problem = replace(rest, **{**given, **some})
-        out, lse = formula(_in_order(problem))
+        out, lse = formula(_in_order(problem, rest.order))
         live = lse != -float("inf")
-        return _swapped(jnp.where(live[..., None], out, 0.0), rest.swapped), jnp.where(live, lse, 0.0)
+        return _swapped(jnp.where(live[..., None], out, 0.0), rest.order), jnp.where(live, lse, 0.0)
 
     (_, lse), pull = jax.vjp(run, {name: given[name] for name in wanted})
     return pull((dout, jnp.zeros_like(lse) if dlse is None else dlse))[0]
 
 
 def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
-    B, H, L, _ = _in_order(problem).q.shape
+    B, H, L, _ = _in_order(problem, problem.order).q.shape
     E, dtype = problem.v.shape[-1], problem.accumulation
-    first = (B, L, H, E) if problem.swapped else (B, H, L, E)
+    first = (B, L, H, E) if problem.order == "BLHD" else (B, H, L, E)
     shapes = {name: (B, H, L) for name in asked} | {"out": first}
     found = _call("forward", problem, {}, _FORWARD, {name: shapes[name] for name in asked}, dtype)
     return tuple(found[name] for name in asked)
@@ -166,8 +164,8 @@ def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
 
 def _backward(problem: Problem, wanted: dict[str, None], rows: Any, dout: Any, dlse: Any) -> Arrays:
     """Give gradients in the accumulation dtype and in the shape of what they belong to."""
-    p, whole = problem, _in_order(problem)
-    (B, H, L, _), S = whole.q.shape, whole.k.shape[-2]
+    p, order = problem, problem.order
+    (B, H, L, _), S = _in_order(p, order).q.shape, _in_order(p, order).k.shape[-2]
     one_row = p.bias is not None and p.bias.shape[-2] == 1  # summed over queries as a key bias is
     shapes: dict[str, tuple[int, ...]] = {}
     if "q" in wanted or "k" in wanted:
@@ -201,20 +199,21 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
     inputs = {one: behind[one] if one in behind else getattr(p, one, None) for one in _INPUTS}
     given = [one for one in _INPUTS if inputs[one] is not None]
     asked = [one for one in places if one in shapes]
-    axes = _axes_of(inputs[one] for one in given)
+    operands = _alike(inputs[one] for one in given)
+    axes = jax.typeof(operands[0]).manual_axis_type
     # expand_dims: under vmap, what is not mapped gets an axis of 1 and is not copied
     call = jax.ffi.ffi_call(
         f"attnspan_dot_{name}",
-        [jax.ShapeDtypeStruct(shapes[one], dtype, vma=axes) for one in asked],
+        [jax.ShapeDtypeStruct(shapes[one], dtype, manual_axis_type=axes) for one in asked],
         vmap_method="expand_dims",
     )
     found = call(
-        *(inputs[one] for one in given),
+        *operands,
         scale=np.float64(p.scale),
         softcap=np.float64(p.softcap),
         dropout=np.float64(p.dropout),
         draws=np.int64(p.draws),
-        swapped=p.swapped,
+        order=p.order,
         given=np.int64(sum(1 << n for n, one in enumerate(_INPUTS) if one in given)),
         asked=np.int64(sum(1 << n for n, one in enumerate(places) if one in asked)),
     )

@@ -48,8 +48,8 @@ class Problem(Value):
         A softcap of 0 is none.
     draws : int
         Row (b, h) draws its dropout as number (b mod draws)·H + h.
-    swapped : bool
-        Whether q, k and v lie in memory as (B, L, H, D); JAX alone needs to be told.
+    order : str
+        As `attnspan.request.Request` has it.
     """
 
     q: Any
@@ -67,7 +67,7 @@ class Problem(Value):
     softcap: float
     dropout: float
     draws: int
-    swapped: bool = False
+    order: str = "BHLD"
 
     @property
     def accumulation(self) -> Any:
@@ -159,7 +159,7 @@ def lowered(request: Request) -> Lowered:
         softcap=float(request.softcap or 0.0),
         dropout=request.dropout,
         draws=math.prod(sizes.lead[:-1]),
-        swapped=request.swapped and len(sizes.lead) == 2,
+        order=request.order,
     )
     return Lowered(problem, row_constant, poisoned)
 

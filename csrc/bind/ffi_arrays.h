@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "../core/executor.h"
 #include "../core/types.h"
@@ -44,10 +43,10 @@ inline bool dtype_of(xf::DataType type, Dtype* dtype) {
 // One operand under vmap: axes in front of its own four, each of the call's size or 1.
 class Operand {
  public:
-  // `own` is 4, or 3 for what has one number a row, which gets a last axis of 1. With `swapped` a
+  // `own` is 4, or 3 for what has one number a row, which gets a last axis of 1. With `heads_third` a
   // buffer (B, L, H, D) is taken as the array (B, H, L, D).
   template <class Buffer>
-  explicit Operand(const Buffer& buffer, size_t own = 4, bool swapped = false)
+  explicit Operand(const Buffer& buffer, size_t own = 4, bool heads_third = false)
       : data_(static_cast<char*>(buffer.untyped_data())),
         shape_(buffer.dimensions()),
         lead_(shape_.size() - own),
@@ -59,7 +58,7 @@ class Operand {
       array_.stride[i] = step;
       step *= array_.shape[i];
     }
-    if (swapped) {
+    if (heads_third) {
       std::swap(array_.shape[1], array_.shape[2]);
       std::swap(array_.stride[1], array_.stride[2]);
     }
