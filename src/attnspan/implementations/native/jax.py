@@ -69,12 +69,18 @@ def _ordered(problem: Problem, looks: bool) -> Any:
 def _alike(arrays: Iterable[Any]) -> list[Any]:
     """Let arrays vary over the axes of a mesh that any of them does: inside shard_map, a call asks for that."""
     arrays = list(arrays)
-    own = [jax.typeof(x).manual_axis_type.varying for x in arrays]
-    axes = frozenset().union(*own)
-    return [
-        jax.lax.pcast(x, tuple(sorted(axes - has)), to="varying") if axes - has else x
-        for x, has in zip(arrays, own, strict=True)
-    ]
+    axes = frozenset().union(*map(_axes_of, arrays))
+    return [_along(x, axes) for x in arrays]
+
+
+def _along(x: Any, axes: frozenset[str]) -> Any:
+    more = tuple(sorted(axes - _axes_of(x)))
+    return jax.lax.pcast(x, more, to="varying") if more else x
+
+
+def _axes_of(x: Any) -> frozenset[str]:
+    varying: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return varying
 
 
 def _swapped(x: Any, order: str) -> Any:
@@ -200,11 +206,11 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
     given = [one for one in _INPUTS if inputs[one] is not None]
     asked = [one for one in places if one in shapes]
     operands = _alike(inputs[one] for one in given)
-    axes = jax.typeof(operands[0]).manual_axis_type
+    axes = _axes_of(operands[0])
     # expand_dims: under vmap, what is not mapped gets an axis of 1 and is not copied
     call = jax.ffi.ffi_call(
         f"attnspan_dot_{name}",
-        [jax.ShapeDtypeStruct(shapes[one], dtype, manual_axis_type=axes) for one in asked],
+        [jax.ShapeDtypeStruct(shapes[one], dtype) for one in asked],
         vmap_method="expand_dims",
     )
     found = call(
@@ -217,7 +223,8 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
         given=np.int64(sum(1 << n for n, one in enumerate(_INPUTS) if one in given)),
         asked=np.int64(sum(1 << n for n, one in enumerate(places) if one in asked)),
     )
-    return dict(zip(asked, found, strict=True))
+    # XLA is not told over which axes of a mesh the results vary.
+    return {one: _along(x, axes) for one, x in zip(asked, found, strict=True)}
 
 
 @functools.cache
