@@ -82,7 +82,9 @@ def loss(fn: Callable[..., Any]) -> Callable[..., Any]:
 def test_output_and_gradients_are_the_oracles(kind: str) -> None:
     qkv = drawn()
     near(jax.jit(called(**KINDS[kind]))(*qkv), by_definition(kind, qkv), 2e-6)
-    ours, theirs = (jax.jit(jax.grad(loss(called(one, **KINDS[kind])), (0, 1, 2))) for one in ("native", "eager"))
+    ours, theirs = (
+        jax.jit(jax.grad(loss(called(one, **KINDS[kind])), (0, 1, 2))) for one in ("native", "eager")
+    )
     near(ours(*qkv), theirs(*qkv))
 
 
@@ -117,7 +119,9 @@ def test_gradients_through_log_sum_exp_and_statistics() -> None:
         r = asp.inspect(*x, mask=ValidLens(np.array([3, 6])), implementation=one)
         return jnp.sin(r.lse).sum() + r.out.sum() + r.stats.entropy.sum()
 
-    ours, theirs = (jax.jit(jax.grad(lambda *x, one=one: of(one, *x), (0, 1, 2))) for one in ("native", "eager"))
+    ours, theirs = (
+        jax.jit(jax.grad(lambda *x, one=one: of(one, *x), (0, 1, 2))) for one in ("native", "eager")
+    )
     near(ours(*qkv), theirs(*qkv))
 
 
@@ -180,7 +184,7 @@ def test_scan_map_remat_and_shapes_alone() -> None:
 
 
 def test_what_is_traced_is_an_operand() -> None:
-    """One program serves lengths, ids, seeds, alignments and scales that only the call says."""
+    """One program serves lengths, ids, seeds, alignments and scales that only a call says."""
     q, k, v = drawn()
     traces = []
 
@@ -188,7 +192,9 @@ def test_what_is_traced_is_an_operand() -> None:
         traces.append(one)
         mask = Causal(align) & ValidLens(lens) & Documents(ids, ids, contiguous=True)
         x = k[:, :, :L], v[:, :, :L]
-        return asp.attention(q, *x, score=ScaledDot(scale), mask=mask, dropout=0.3, rng=seed, implementation=one)
+        return asp.attention(
+            q, *x, score=ScaledDot(scale), mask=mask, dropout=0.3, rng=seed, implementation=one
+        )
 
     compiled = jax.jit(run)
     for n in range(3):
@@ -239,7 +245,10 @@ def test_the_drop_in_reaches_the_kernel_without_a_copy() -> None:
 
     q, k, v = (x.swapaxes(1, 2) for x in drawn())
     run = lambda *x: dot_product_attention(*x, is_causal=True, implementation="native")  # noqa: E731
-    near(run(q, k, v), jax.nn.dot_product_attention(q, k, jnp.pad(v, [(0, 0)] * 3 + [(0, 2)]), is_causal=True)[..., :E])
+    near(
+        run(q, k, v),
+        jax.nn.dot_product_attention(q, k, jnp.pad(v, [(0, 0)] * 3 + [(0, 2)]), is_causal=True)[..., :E],
+    )
     grad = jax.grad(loss(run), (0, 1, 2))
     near(jax.jit(grad)(q, k, v), grad(q, k, v))
     for program in (run, grad):
@@ -265,7 +274,8 @@ both = lambda f: jax.jit(jax.value_and_grad(lambda *x: (f(*x) * (q + 1)).sum(), 
 (a, da), (b, db) = both(part), both(run)
 heads = jax.shard_map(run, mesh=mesh, in_specs=(P("b"), P(), P()), out_specs=P("b"))
 shared = lambda f: jax.jit(jax.grad(lambda *x: jnp.sin(f(*x)).sum(), (0, 1, 2)))(q, q[:2], q[2:] - 1)
-for x, y in zip(shared(heads), shared(lambda q, k, v: jnp.concatenate([run(x, k, v) for x in (q[:2], q[2:])]))):
+whole = lambda q, k, v: jnp.concatenate([run(x, k, v) for x in (q[:2], q[2:])])
+for x, y in zip(shared(heads), shared(whole)):
     assert abs(x - y).max() < 1e-5
 assert len(jax.devices()) == 2 and abs(a - b) < 1e-4
 assert all((x == y).all() for x, y in zip(da, db))
@@ -273,6 +283,11 @@ assert (jax.jit(part)(q, q, q) == jax.jit(run)(q, q, q)).all()
 """
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | flags, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", code],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -60,14 +60,15 @@ def _ordered(problem: Problem, looks: bool) -> Any:
     """Run in the caller's order of axes: what stands in memory so is not brought into another."""
     own = _in_order(problem, problem.order)
     given = {name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None}
-    rest = replace(own, **dict.fromkeys(given))
+    nothing: Arrays = dict.fromkeys(given)
+    rest = replace(own, **nothing)
     given = dict(zip(given, _alike(given.values()), strict=True))
     out, lse, _, _, *stats = _compiled(looks, rest, given)
     return _swapped(out, problem.order), lse, *stats
 
 
 def _alike(arrays: Iterable[Any]) -> list[Any]:
-    """Let arrays vary over the axes of a mesh that any of them does: inside shard_map, a call asks for that."""
+    """Let arrays vary over the axes of a mesh that any of them does, as shard_map asks of a call."""
     arrays = list(arrays)
     axes = frozenset().union(*map(_axes_of, arrays))
     return [_along(x, axes) for x in arrays]
@@ -136,7 +137,7 @@ def _back_fwd(*arguments: Any) -> Any:
 
 
 def _back_bwd(kept: Any, arrived: Arrays) -> Any:
-    wanted, rest, given, rows, dout, dlse = kept
+    wanted, rest, given, _, dout, dlse = kept
     _, pull = jax.vjp(functools.partial(_by_formula, wanted, rest), given, dout, dlse)
     dgiven, ddout, ddlse = pull(arrived)
     # Of the kept rows nothing: the formula makes them anew.
@@ -163,7 +164,7 @@ def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
     B, H, L, _ = _in_order(problem, problem.order).q.shape
     E, dtype = problem.v.shape[-1], problem.accumulation
     first = (B, L, H, E) if problem.order == "BLHD" else (B, H, L, E)
-    shapes = {name: (B, H, L) for name in asked} | {"out": first}
+    shapes = dict.fromkeys(asked, (B, H, L)) | {"out": first}
     found = _call("forward", problem, {}, _FORWARD, {name: shapes[name] for name in asked}, dtype)
     return tuple(found[name] for name in asked)
 
@@ -187,7 +188,11 @@ def _backward(problem: Problem, wanted: dict[str, None], rows: Any, dout: Any, d
     out, top, inverse = rows
     behind = {"out": out, "top": top, "inverse": inverse, "dout": dout, "dlse": dlse}
     found = _call("backward", p, behind, _BACKWARD, shapes, p.accumulation)
-    grads = {name: found[f"d{name}"] for name in ("q", "k", "v", "key_bias", "bias", "slopes") if f"d{name}" in found}
+    grads = {
+        name: found[f"d{name}"]
+        for name in ("q", "k", "v", "key_bias", "bias", "slopes")
+        if f"d{name}" in found
+    }
     if "bias" in wanted and one_row:
         grads["bias"] = found["dkey_bias"]
     return {name: _summed_to(grads[name], getattr(p, name).shape) for name in wanted}
