@@ -31,11 +31,13 @@ constexpr Kernels kTable[] = {
 
 }  // namespace
 
-const Kernels& kernels() {
+const Kernels& kernels_of(Isa isa) {
   for (const Kernels& entry : kTable) {
-    if (entry.isa == isa_in_use().isa) return entry;
+    if (entry.isa == isa) return entry;
   }
   return kTable[0];
 }
+
+const Kernels& kernels() { return kernels_of(isa_in_use().isa); }
 
 }  // namespace attnspan

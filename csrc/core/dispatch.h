@@ -16,7 +16,10 @@ struct Kernels {
   void (*dot_backward_item)(const BackwardJob& job, int64_t item);
 };
 
-// Those for the instruction set in use, or the scalar ones where it has none of its own.
+// Those for an instruction set, or the scalar ones where it has none of its own.
+const Kernels& kernels_of(Isa isa);
+
+// Those for the instruction set in use.
 const Kernels& kernels();
 
 }  // namespace attnspan

@@ -298,6 +298,15 @@ struct Drops {
   }
 };
 
+// x * factor; what overflows stops at the largest number. NaN stays.
+template <class T>
+ATTNSPAN_INLINE T bounded_product(T x, T factor) {
+  constexpr T lowest = Types<T>::kLowest;
+  const T y = x * factor;
+  if (factor >= T(-1) && factor <= T(1)) return y;  // cannot overflow: nothing to look for
+  return y > -lowest ? -lowest : y < lowest ? lowest : y;
+}
+
 // A panel of rows with queries side by side: panel[d][i] = row i [d] * factor. A row that is not finite
 // becomes NaN; a row past the last, or one that `lives` denies, 0.
 template <class T, class X>
@@ -311,7 +320,7 @@ void pack_panel(const X* from, int64_t row, int64_t n, int64_t width, T factor, 
     }
     const T* x = widened(from + i * row, width, space);
     const T times = is_finite(x, width) ? factor : T(__builtin_nan(""));
-    for (int64_t d = 0; d < width; ++d) panel[d * P + i] = x[d] * times;
+    for (int64_t d = 0; d < width; ++d) panel[d * P + i] = bounded_product(x[d], times);
   }
 }
 
@@ -649,7 +658,7 @@ void column_product(const T* a, const T* columns, const Range* ranges, int64_t p
 template <class T>
 ATTNSPAN_INLINE void pack_columns(const T* x, int64_t width, T factor, int64_t row, T* columns) {
   constexpr int C = kColumns<T>;
-  for (int64_t d = 0; d < width; ++d) columns[(d / C * kQueryTile + row) * C + d % C] = x[d] * factor;
+  for (int64_t d = 0; d < width; ++d) columns[(d / C * kQueryTile + row) * C + d % C] = bounded_product(x[d], factor);
 }
 
 template <class T, class X>

@@ -11,26 +11,9 @@ using reference::Numbers;
 
 namespace {
 
-// The largest error, relative to the largest number of the reference or `least`, whichever is more.
-// Infinite where one is NaN, or infinite, and the other is not.
-template <class A>
-double error_of(const std::vector<A>& got, const Numbers& wanted, double least) {
-  CHECK(got.size() == wanted.size());
-  double size = least, error = 0;
-  for (const double x : wanted) {
-    if (std::isfinite(x)) size = std::max(size, std::abs(x));
-  }
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double x = static_cast<double>(got[i]), y = wanted[i];
-    if (std::isnan(x) != std::isnan(y) || std::isinf(x) != std::isinf(y) || (std::isinf(x) && x != y)) return kInf;
-    if (std::isfinite(y)) error = std::max(error, std::abs(x - y) / size);
-  }
-  return error;
-}
-
 template <class A>
 bool near(const char* name, const Wish& wish, const std::vector<A>& got, const Numbers& wanted, double least) {
-  const double error = error_of(got, wanted, least), most = sizeof(A) == 8 ? 1e-12 : 2e-5;
+  const double error = reference::error_of(got, wanted, least), most = sizeof(A) == 8 ? 1e-12 : 2e-5;
   if (error > most) std::fprintf(stderr, "%s is off by %g at %s\n", name, error, text_of(wish).c_str());
   return error <= most;
 }

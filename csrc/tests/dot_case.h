@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "../core/dispatch.h"
 #include "../core/dot.h"
 #include "../core/half.h"
 #include "arrays.h"
@@ -265,9 +267,36 @@ struct Asked {
   bool statistics = true, backward = true;
 };
 
+// What does the work.
+struct Engine {
+  std::function<void(const DotForward&)> forward;
+  std::function<void(const DotBackward&)> backward;
+
+  Engine(Executor& executor)
+      : forward([&executor](const DotForward& task) { dot_forward(task, executor); }),
+        backward([&executor](const DotBackward& task) { dot_backward(task, executor); }) {}
+
+  // One instruction set's kernel, an item after the other.
+  explicit Engine(const Kernels& kernels)
+      : forward([&kernels](const DotForward& task) {
+          Flags flags(task.problem);
+          const ForwardJob job{&task, &flags};
+          for (int64_t item = 0; item < items(task.problem); ++item) kernels.dot_forward_item(job, item);
+        }),
+        backward([&kernels](const DotBackward& task) {
+          Flags flags(task.problem);
+          Turnstile turnstile(task.problem, task.dbias.data != nullptr);
+          const BackwardJob job{&task, &flags, &turnstile};
+          for (int64_t item = 0; item < items(task.problem); ++item) kernels.dot_backward_item(job, item);
+        }) {}
+
+ private:
+  static int64_t items(const Dot& problem) { return problem.n.B * problem.n.H * query_tiles(problem); }
+};
+
 // Forward, and backward with what the forward pass saved.
 template <class A>
-Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dlse, Executor& executor,
+Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dlse, const Engine& engine,
                Asked asked = {}) {
   const DotSizes& n = problem.n;
   const auto rows = [&](bool zeroed = false) { return Output<A>(r, {n.B, n.H, n.L, 1}, false, zeroed); };
@@ -278,7 +307,7 @@ Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dl
   CHECK(check_dot_forward({out.owned.array, {true, lse.owned.array}, {true, top.owned.array},
                            {true, inverse.owned.array}, wanted(entropy), wanted(largest), wanted(norm)},
                           &forward) == "");
-  dot_forward(forward, executor);
+  engine.forward(forward);
   Results<A> results;
   if (asked.backward) {
     const bool one_row = problem.bias.data != nullptr && problem.bias.stride[2] == 0;
@@ -301,7 +330,7 @@ Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dl
         &backward);
     if (!error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
     CHECK(error.empty());
-    dot_backward(backward, executor);
+    engine.backward(backward);
     results.dq = dq.taken();
     results.dk = dk.taken();
     results.dv = dv.taken();
@@ -322,9 +351,9 @@ Results<A> run(Random& r, const Dot& problem, const Array& dout, const Array& dl
 }
 
 template <class T>
-Results<SumOf<T>> run(const Inputs<T>& in, Executor& executor, Asked asked = {}, uint64_t layout = 1) {
+Results<SumOf<T>> run(const Inputs<T>& in, const Engine& engine, Asked asked = {}, uint64_t layout = 1) {
   Random r(layout);
-  return run<SumOf<T>>(r, in.checked(), in.dout.array, in.dlse.array, executor, asked);
+  return run<SumOf<T>>(r, in.checked(), in.dout.array, in.dlse.array, engine, asked);
 }
 
 }  // namespace attnspan

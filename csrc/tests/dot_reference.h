@@ -274,4 +274,21 @@ inline Numbers summed(const Numbers& x, const DotSizes& n, const int64_t (&shape
   return sum;
 }
 
+// The largest error, relative to the largest number of the reference or `least`, whichever is more.
+// Infinite where one is NaN, or infinite, and the other is not.
+template <class A>
+double error_of(const std::vector<A>& got, const Numbers& wanted, double least) {
+  if (got.size() != wanted.size()) return kInf;
+  double size = least, error = 0;
+  for (const double x : wanted) {
+    if (std::isfinite(x)) size = std::max(size, std::abs(x));
+  }
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double x = static_cast<double>(got[i]), y = wanted[i];
+    if (std::isnan(x) != std::isnan(y) || std::isinf(x) != std::isinf(y) || (std::isinf(x) && x != y)) return kInf;
+    if (std::isfinite(y)) error = std::max(error, std::abs(x - y) / size);
+  }
+  return error;
+}
+
 }  // namespace reference

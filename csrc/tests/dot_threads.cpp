@@ -1,4 +1,5 @@
-// The dot kernel on several threads: the same bits on any number, from several callers, after a fork.
+// The dot kernel gives the same bits on any number of threads, from several callers, after a fork, and by
+// any instruction set.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,4 +82,34 @@ TEST(dot_after_a_fork) {
   int status = -1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
   CHECK(same_bits(run(in, pool), before));
+}
+
+namespace {
+
+template <class T>
+bool equal_by(Isa isa, uint64_t seed, const Wish& wish) {
+  Random r(seed);
+  const Inputs<T> in(r, wish);
+  const bool same = same_bits(run(in, Engine(kernels_of(isa))), run(in, Engine(kernels_of(Isa::scalar))));
+  if (!same) std::fprintf(stderr, "%s: %s\n", name_of(isa), text_of(wish).c_str());
+  return same;
+}
+
+}  // namespace
+
+TEST(every_instruction_set_gives_the_bits_of_its_scalar_twin) {
+  for (const Isa isa : supported()) {
+    for (const Mask mask : kMasks) {
+      Wish wish{{1, 2, 1, 110, 230, 19, 21}, mask};
+      wish.scale = 0.3;
+      CHECK(equal_by<float>(isa, 1, wish));
+      wish.key_bias = wish.bias = wish.slopes = true;
+      wish.softcap = 3;
+      wish.dropout = 0.1;
+      CHECK(equal_by<float>(isa, 2, wish));
+      CHECK(equal_by<double>(isa, 3, wish));
+      CHECK(equal_by<Half>(isa, 4, wish));
+      CHECK(equal_by<Bfloat>(isa, 5, wish));
+    }
+  }
 }

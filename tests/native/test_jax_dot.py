@@ -198,8 +198,8 @@ def test_what_is_traced_is_an_operand() -> None:
 
     compiled = jax.jit(run)
     for n in range(3):
-        args = (jnp.array([n, 4]), jnp.array([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]]), jnp.uint32(n), jnp.int32(n - 1),
-                jnp.float32(0.2 + n))  # fmt: skip
+        lens, ids = jnp.array([n, 4]), jnp.array([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+        args = lens, ids, jnp.uint32(n), jnp.int32(n - 1), jnp.float32(0.2 + n)
         near(compiled(*args), run(*args, one="eager"))
     assert traces.count("native") == 1
 

@@ -72,7 +72,7 @@ def parted(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Part a problem into its arrays, None where there is none, and its numbers; Problem() joins them."""
     p = problem
     arrays = p.q, p.k, p.v, p.key_bias, p.bias, p.slopes, p.align, p.start, p.stop, p.bits, p.seed
-    return arrays, (p.scale, p.softcap, p.dropout, p.draws)
+    return arrays, (p.scale, p.softcap, p.dropout, p.draws)  # strides say the order of axes
 
 
 def _run(problem: Problem, looks: bool) -> tuple[Any, ...]:
