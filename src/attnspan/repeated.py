@@ -86,7 +86,7 @@ def again(key: tuple[Any, ...], q: Any, k: Any, v: Any) -> Any:
         from attnspan.implementations.native.torch_functions import Again
 
         inner = (x if x.ndim == 4 else x.unsqueeze(1) for x in (q, k, v))
-        out = Again.apply((known.record, *known.numbers), False, *inner, *known.arrays[3:])[0]
+        out = Again.apply((known.record, *known.numbers), False, *inner, *known.arrays[3:])
         out = out if len(known.shape) == 4 else out.squeeze(1)
     else:
         out = torch.empty(known.shape, dtype=known.dtype, device="cpu")
