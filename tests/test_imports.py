@@ -28,7 +28,7 @@ LAYERS = (
 )
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 ALONE = "oracle"  # imports nothing of ours, and nothing of ours imports it
-SHARED = {"base", None}  # what an implementation may import from its own folder; None is its __init__
+SHARED = {"base", "bounded", None}  # what an implementation may import from its own folder; None is its __init__
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "matplotlib"}
 
 

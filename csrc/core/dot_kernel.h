@@ -784,7 +784,8 @@ struct Backward {
         }
         const T* x = lives[row] ? widened(from + i * dot.q.stride[2], dot.n.D, row_space) : row_space;
         pack_columns(x, dot.n.D, scale, row, query_columns);
-        query_columns[(dot.n.D / C * kQueryTile + row) * C + dot.n.D % C] = 1;  // sums for the key bias
+        // Sums for the key bias, in the column behind the last, or alone in the first of its block.
+        query_columns[(dot.n.D / C * kQueryTile + row) * C + (task.dk.data != nullptr ? dot.n.D % C : 0)] = 1;
       }
     }
     pack_panel(from, dot.q.stride[2], n, dot.n.D, static_cast<T>(dot.scale), lives + base, row_space,

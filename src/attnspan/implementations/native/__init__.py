@@ -7,6 +7,7 @@ what the forward pass kept of each row.
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ from attnspan import native
 from attnspan.arrays import device_of, has_tangent, is_array
 from attnspan.errors import AttnspanError
 from attnspan.implementations.base import Implementation, finished
-from attnspan.implementations.native.problem import Lowered, Problem, is_plain, lowered
+from attnspan.implementations.native.problem import Lowered, is_plain, lowered
 from attnspan.request import Request
 from attnspan.scores import Bilinear, Cosine, Dot, Gaussian, LowRankBilinear, ScaledDot
 from attnspan.statistics import Statistics
@@ -43,6 +44,9 @@ def reasons_against(request: Request) -> list[str]:
         reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
     if not isinstance(score, _DOT_FORMS):
         reasons.append(f"the score {type(score).__name__} is no dot form")
+    scale = getattr(score, "scale", None)
+    if isinstance(scale, (int, float)) and math.isinf(scale):
+        reasons.append(f"its scale is finite, not {scale}")
     if is_array(request.softcap):
         reasons.append("its softcap is a number, not an array")
     elif request.softcap is not None and isinstance(score, Gaussian):

@@ -46,10 +46,17 @@ def checked(problem: Problem, describe: Callable[[Any], Described]) -> Any:
 
 
 def run_forward(record: Any, addresses: list[int]) -> None:
-    """Run the forward pass: q, k, v, out, lse, top, inverse, entropy, max_weight, jacobian_norm; 0 is none."""
+    """Run the forward pass; 0 is none.
+
+    The addresses are those of q, k, v, out, lse, top, inverse, entropy, max_weight, jacobian_norm.
+    """
     record.forward(*addresses, native.default_threads(), "auto")
 
 
 def run_backward(record: Any, arguments: list[Any]) -> None:
-    """Run the backward pass: q, k, v, out, top, inverse, dout, dlse, dq, dk, dv, dkey_bias, dbias, dslopes."""
+    """Run the backward pass; 0 is none.
+
+    The arguments are addresses: q, k, v, out, top, inverse, dq, dk, dv, dkey_bias, dbias, dslopes; of
+    dout and dlse, behind `inverse`, all that describes them.
+    """
     record.backward(*arguments, native.default_threads(), "auto")

@@ -48,7 +48,7 @@ def _run(problem: Problem, looks: bool) -> tuple[Any, Any, list[Any]]:
 
 
 def _walkable(x: np.ndarray) -> np.ndarray:
-    """Copy an array whose last axis is not dense, or whose strides or address are no multiples of its elements'."""
+    """Copy an array whose last axis is not dense, or whose strides or address don't fit its elements."""
     fits = x.flags.aligned and all(step % x.itemsize == 0 for step in x.strides)
     return x if fits and (x.shape[-1] <= 1 or x.strides[-1] == x.itemsize) else x.copy()
 

@@ -30,8 +30,6 @@ __all__ = [
 GRADIENTS = 6
 """So many of a problem's arrays, the first, have a gradient: q, k, v, key_bias, bias, slopes."""
 
-_ARRAYS = 11
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -72,8 +70,9 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 
 def parted(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Part a problem into its arrays, None where there is none, and its numbers; Problem() joins them."""
-    items = tuple(x for _, x in problem._items())
-    return items[:_ARRAYS], items[_ARRAYS:-1]  # strides say the order of axes
+    p = problem
+    arrays = p.q, p.k, p.v, p.key_bias, p.bias, p.slopes, p.align, p.start, p.stop, p.bits, p.seed
+    return arrays, (p.scale, p.softcap, p.dropout, p.draws)  # strides say the order of axes
 
 
 def _run(problem: Problem, looks: bool) -> tuple[Any, ...]:

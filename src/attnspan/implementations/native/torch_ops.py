@@ -142,7 +142,7 @@ dot_backward.register_autograd(_no_second)
 def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
     arrays, numbers = arguments[:-5], arguments[-5:]
     found, dims = mapped_forward(
-        lambda *x: dot(*x, *numbers)[: 7 if numbers[-1] else 4], info, in_dims, arrays
+        lambda *x: dot(*x, *numbers)[: 7 if numbers[-1] else 4], info, in_dims[:-5], arrays
     )
     if not numbers[-1]:
         found, dims = (*found, *_nothing(arrays[0], 3)), (*dims, None, None, None)
@@ -157,7 +157,7 @@ def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
         found = dot_backward(*merged, *numbers, wanted)
         return [g for g, want in zip(found, wanted, strict=True) if want]
 
-    found, _ = mapped_backward(call, info, in_dims, tensors, wanted)
+    found, _ = mapped_backward(call, info, in_dims[:-5], tensors, wanted)
     rest = iter(found)
     every = [next(rest) if want else _nothing(tensors[2], 1)[0] for want in wanted]
     return tuple(every), tuple(0 if want else None for want in wanted)
