@@ -28,7 +28,8 @@ LAYERS = (
 )
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 ALONE = "oracle"  # imports nothing of ours, and nothing of ours imports it
-SHARED = {"base", "bounded", None}  # what an implementation may import from its own folder; None is its __init__
+# What an implementation may import from its own folder; None is its __init__.
+SHARED = {"base", "bounded", None}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "matplotlib"}
 
 

@@ -38,7 +38,7 @@ struct Dot {
   View<const void> key_bias;     // (B|1, H|1, 1, S), finite, inside the softcap
   View<const void> bias;         // (B|1, H|1, L|1, S), behind the softcap
   View<const void> slopes;       // (B|1, H|1, 1, 1), of ALiBi
-  View<const int32_t> align;     // (B|1, 1, 1, 1), with slopes only
+  View<const int32_t> align;     // (B|1, H|1, 1, 1), with slopes only
   Spans spans;                   // start.data null: every query sees every key
   Bits bits;                     // data null: none
   double dropout;                // the share dropped; 0 is none

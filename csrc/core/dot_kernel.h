@@ -229,7 +229,7 @@ struct Tile {
     int32_t align = 0;
     if (dot.slopes.data != nullptr) {
       slope = -static_cast<const T*>(dot.slopes.data)[dot.slopes.offset(q.b, q.h, 0)];
-      align = *dot.align.row(q.b, 0, 0);
+      align = *dot.align.row(q.b, q.h, 0);
     }
     for (int64_t j = keys.first; j < keys.last; ++j) {
       for (int w = 0; w < 3; ++w) {
@@ -871,7 +871,7 @@ struct Backward {
   }
 
   void add_to_slopes(int64_t panel, Range keys, const T* slopes) {
-    const int32_t align = *dot.align.row(tile.q.b, 0, 0);
+    const int32_t align = *dot.align.row(tile.q.b, tile.q.h, 0);
     for (int w = 0; w < 3; ++w) {
       V along = load(dslopes + panel * P + w * N);
       for (int64_t j = keys.first; j < keys.last; ++j) {

@@ -93,7 +93,7 @@ std::string check_dot(const DotArrays& arrays, Dot* problem) {
   checks.array("key_bias", arrays.key_bias, wide, {B, H, 1, S}, kBroadcasts | kRows, &problem->key_bias);
   checks.array("bias", arrays.bias, wide, {B, H, L, S}, kBroadcasts | kRows, &problem->bias);
   checks.array("slopes", arrays.slopes, wide, {B, H, 1, 1}, kBroadcasts, &problem->slopes);
-  checks.array("align", arrays.align, 4, {B, 1, 1, 1}, kBroadcasts, &problem->align);
+  checks.array("align", arrays.align, 4, {B, H, 1, 1}, kBroadcasts, &problem->align);
   checks.expect(arrays.slopes.given == arrays.align.given, "align", presence(arrays.align.given),
                 presence(arrays.slopes.given) + ": it goes with slopes");
   if (arrays.dropout > 0) {

@@ -109,7 +109,7 @@ struct Inputs {
       for (A& x : slopes.emplace(r, axes(one(n.B), one(n.H), 1, 1).of, false).memory) {
         x = static_cast<A>(0.3 * r.normal());
       }
-      for (int32_t& x : align.emplace(r, axes(one(n.B), 1, 1, 1).of, false).memory) {
+      for (int32_t& x : align.emplace(r, axes(one(n.B), one(n.H), 1, 1).of, false).memory) {
         x = static_cast<int32_t>(r.below(41) - 20);
       }
     }

@@ -133,7 +133,7 @@ inline Row row_of(const Dot& d, int64_t b, int64_t h, int64_t l) {
     if (d.bias.data != nullptr) x += read(sums, d.bias, b, h, l, j);
     double far = 0;
     if (d.slopes.data != nullptr) {
-      far = static_cast<double>(std::abs(l + *d.align.row(b, 0, 0) - j));
+      far = static_cast<double>(std::abs(l + *d.align.row(b, h, 0) - j));
       x -= read(sums, d.slopes, b, h, 0, 0) * far;
     }
     const bool is_number = finite(row.q) && finite(row.k.back()) && !std::isnan(x);

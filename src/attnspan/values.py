@@ -90,7 +90,14 @@ class Value:
         return type(self) is type(other) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = hash(self._key())
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in self.__dict__.items() if name != "_hash"}  # another process has others
 
     def __repr__(self) -> str:
         parts = []

@@ -7,6 +7,7 @@ kernel's, second ones those of the formula.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +58,30 @@ def attend_and_look(problem: Problem) -> tuple[Any, Any, Statistics]:
 
 def _ordered(problem: Problem, looks: bool) -> Any:
     """Run in the caller's order of axes: what stands in memory so is not brought into another."""
-    native_order = _in_order(problem, problem.order)
-    given = {name: x for name in _GRADIENTS if (x := getattr(native_order, name)) is not None}
-    rest = replace(native_order, **dict.fromkeys(given))
+    own = _in_order(problem, problem.order)
+    given = {name: x for name in _GRADIENTS if (x := getattr(own, name)) is not None}
+    nothing: Arrays = dict.fromkeys(given)
+    rest = replace(own, **nothing)
+    given = dict(zip(given, _alike(given.values()), strict=True))
     out, lse, _, _, *stats = _compiled(looks, rest, given)
     return _swapped(out, problem.order), lse, *stats
+
+
+def _alike(arrays: Iterable[Any]) -> list[Any]:
+    """Let arrays vary over the axes of a mesh that any of them does, as shard_map asks of a call."""
+    arrays = list(arrays)
+    axes = frozenset().union(*map(_axes_of, arrays))
+    return [_along(x, axes) for x in arrays]
+
+
+def _along(x: Any, axes: frozenset[str]) -> Any:
+    more = tuple(sorted(axes - _axes_of(x)))
+    return jax.lax.pcast(x, more, to="varying") if more else x
+
+
+def _axes_of(x: Any) -> frozenset[str]:
+    varying: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return varying
 
 
 def _swapped(x: Any, order: str) -> Any:
@@ -117,7 +137,7 @@ def _back_fwd(*arguments: Any) -> Any:
 
 
 def _back_bwd(kept: Any, arrived: Arrays) -> Any:
-    wanted, rest, given, rows, dout, dlse = kept
+    wanted, rest, given, _, dout, dlse = kept
     _, pull = jax.vjp(functools.partial(_by_formula, wanted, rest), given, dout, dlse)
     dgiven, ddout, ddlse = pull(arrived)
     # Of the kept rows nothing: the formula makes them anew.
@@ -144,7 +164,7 @@ def _forward(problem: Problem, asked: tuple[str, ...]) -> tuple[Any, ...]:
     B, H, L, _ = _in_order(problem, problem.order).q.shape
     E, dtype = problem.v.shape[-1], problem.accumulation
     first = (B, L, H, E) if problem.order == "BLHD" else (B, H, L, E)
-    shapes = {name: (B, H, L) for name in asked} | {"out": first}
+    shapes = dict.fromkeys(asked, (B, H, L)) | {"out": first}
     found = _call("forward", problem, {}, _FORWARD, {name: shapes[name] for name in asked}, dtype)
     return tuple(found[name] for name in asked)
 
@@ -168,7 +188,11 @@ def _backward(problem: Problem, wanted: dict[str, None], rows: Any, dout: Any, d
     out, top, inverse = rows
     behind = {"out": out, "top": top, "inverse": inverse, "dout": dout, "dlse": dlse}
     found = _call("backward", p, behind, _BACKWARD, shapes, p.accumulation)
-    grads = {name: found[f"d{name}"] for name in ("q", "k", "v", "key_bias", "bias", "slopes") if f"d{name}" in found}
+    grads = {
+        name: found[f"d{name}"]
+        for name in ("q", "k", "v", "key_bias", "bias", "slopes")
+        if f"d{name}" in found
+    }
     if "bias" in wanted and one_row:
         grads["bias"] = found["dkey_bias"]
     return {name: _summed_to(grads[name], getattr(p, name).shape) for name in wanted}
@@ -186,6 +210,8 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
     inputs = {one: behind[one] if one in behind else getattr(p, one, None) for one in _INPUTS}
     given = [one for one in _INPUTS if inputs[one] is not None]
     asked = [one for one in places if one in shapes]
+    operands = _alike(inputs[one] for one in given)
+    axes = _axes_of(operands[0])
     # expand_dims: under vmap, what is not mapped gets an axis of 1 and is not copied
     call = jax.ffi.ffi_call(
         f"attnspan_dot_{name}",
@@ -193,7 +219,7 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
         vmap_method="expand_dims",
     )
     found = call(
-        *(inputs[one] for one in given),
+        *operands,
         scale=np.float64(p.scale),
         softcap=np.float64(p.softcap),
         dropout=np.float64(p.dropout),
@@ -202,7 +228,8 @@ def _call(name: str, problem: Problem, behind: Arrays, places: Any, shapes: Any,
         given=np.int64(sum(1 << n for n, one in enumerate(_INPUTS) if one in given)),
         asked=np.int64(sum(1 << n for n, one in enumerate(places) if one in asked)),
     )
-    return dict(zip(asked, found, strict=True))
+    # XLA is not told over which axes of a mesh the results vary.
+    return {one: _along(x, axes) for one, x in zip(asked, found, strict=True)}
 
 
 @functools.cache

@@ -39,7 +39,7 @@ class Problem(Value):
     bias : array or None
         ``(B|1, H|1, L|1, S)``: added behind the softcap; -inf excludes.
     slopes, align : array or None
-        ``(1, H, 1, 1)`` and int32 ``(B|1, 1, 1, 1)``, of ALiBi.
+        ``(1, H, 1, 1)`` and int32 ``(B|1, H|1, 1, 1)``, of ALiBi.
     start, stop, bits : array or None
         The mask in the bound form.
     seed : array or None
@@ -231,7 +231,7 @@ def _alibi(request: Request, bias: ALiBi) -> tuple[Any, Any]:
     align = offset(bias.align, sizes.L, sizes.S, bias)
     if is_array(align):
         align = xp.astype(constant(align, xp, device), xp.int32)
-        align = align.reshape((-1, *middle, 1, 1, 1))
+        align = align.reshape((align.shape[0], *middle, *align.shape[1:]))
     else:
         on = {} if device is None else {"device": device}
         align = xp.full((1, *middle, 1, 1, 1), int(align), dtype=xp.int32, **on)

@@ -1,0 +1,120 @@
+"""Calls that repeat: what a first call found out is kept, and later ones go straight to the kernel.
+
+A call of PyTorch on the CPU with no arrays but q, k and v is known by shapes, strides, dtypes and numbers.
+Everything else, compilers, transforms and dispatch modes too, takes the long way.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from attnspan.arrays import is_torch_compiling
+from attnspan.implementations import Implementation
+from attnspan.request import Request
+from attnspan.values import Value
+
+__all__ = ["again", "key_of", "remember"]
+
+_MOST = 256
+_KNOWN: dict[tuple[Any, ...], _Known] = {}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What runs a call once more.
+
+    Attributes
+    ----------
+    record : DotProblem
+        The kernel's own: shapes, strides and mask, checked.
+    arrays, numbers : tuple
+        The problem in parts; places of q, k and v are not used.
+    shape : tuple of int
+        The output's.
+    dtype : torch.dtype
+        What sums run in.
+    """
+
+    record: Any
+    arrays: tuple[Any, ...]
+    numbers: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def key_of(
+    q: Any, k: Any, v: Any, score: Any, mask: Any, softcap: Any, align: Any, implementation: str
+) -> tuple[Any, ...] | None:
+    """Give what a call is known by, or None where more than that has a say."""
+    if is_torch_compiling() or (torch := sys.modules.get("torch")) is None:
+        return None
+    plain = (torch.Tensor, torch.nn.Parameter)
+    if not (type(q) in plain and type(k) in plain and type(v) in plain):
+        return None
+    if not (score is None or isinstance(score, Value)) or not (mask is None or isinstance(mask, Value)):
+        return None
+    if type(softcap) not in (type(None), int, float) or type(align) not in (type(None), int, str):
+        return None
+    strided = torch.strided
+    if not (q.is_cpu and k.is_cpu and v.is_cpu and q.layout is k.layout is v.layout is strided):
+        return None
+    if torch._C._functorch.maybe_current_level() is not None or torch._C._len_torch_dispatch_stack():
+        return None
+    if torch.autograd.forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg():
+        return None
+    return (
+        (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
+        (q.dtype, k.dtype, v.dtype),
+        score,
+        mask,
+        (softcap, align, implementation),
+    )
+
+
+def again(key: tuple[Any, ...], q: Any, k: Any, v: Any) -> Any:
+    """Give the output of a call that is known, or None."""
+    known = _KNOWN.get(key)
+    if known is None:
+        return None
+    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if any(address % q.itemsize for address in addresses):
+        return None
+    torch = sys.modules["torch"]
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        from attnspan.implementations.native.torch_functions import Again
+
+        inner = (x if x.ndim == 4 else x.unsqueeze(1) for x in (q, k, v))
+        out = Again.apply((known.record, *known.numbers), False, *inner, *known.arrays[3:])[0]
+        out = out if len(known.shape) == 4 else out.squeeze(1)
+    else:
+        out = torch.empty(known.shape, dtype=known.dtype, device="cpu")
+        known.record.forward(*addresses, out.data_ptr(), 0, 0, 0, 0, 0, 0, torch.get_num_threads(), "auto")
+    return out if known.dtype is q.dtype else out.to(q.dtype)
+
+
+def remember(key: tuple[Any, ...], request: Request, chosen: Implementation) -> None:
+    """Keep what a call found out, if it ran natively and nothing but numbers had a say in it."""
+    from attnspan.implementations.native import NATIVE
+    from attnspan.implementations.native.problem import is_plain, lowered
+
+    sizes = request.sizes
+    asked = (request.score, request.mask)
+    if chosen is not NATIVE or not is_plain(request) or sizes.ndim not in (3, 4):
+        return
+    if any(True for x in asked if x is not None for _ in x.arrays()):
+        return
+    if any(x.shape[:-3] != sizes.lead[:-1] for x in (request.q, request.k, request.v)):  # broadcast
+        return
+    from attnspan.implementations.native.torch import parted, record_of
+
+    problem = lowered(request).problem
+    record = record_of(problem)
+    if record is None:
+        return
+    if len(_KNOWN) >= _MOST:
+        _KNOWN.pop(next(iter(_KNOWN)))
+    arrays, numbers = parted(problem)
+    shape = (*sizes.lead, sizes.L, sizes.E) if sizes.ndim == 4 else (sizes.lead[0], sizes.L, sizes.E)
+    _KNOWN[key] = _Known(record, (None, None, None, *arrays[3:]), numbers, shape, problem.accumulation)
