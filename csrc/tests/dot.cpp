@@ -64,7 +64,8 @@ void check_backward(const Inputs<T>& in, const Dot& problem, const Results<SumOf
   CHECK(near("dq", wish, got.dq, wanted.dq, scaled));
   CHECK(near("dk", wish, got.dk, wanted.dk, scaled));
   if (!got.dkey_bias.empty()) CHECK(near("dkey_bias", wish, got.dkey_bias, wanted.dkey_bias, slope));
-  if (wish.slopes) CHECK(near("dslopes", wish, got.dslopes, wanted.dslopes, slope * static_cast<double>(n.S)));
+  const double far = static_cast<double>(n.L + n.S);
+  if (wish.slopes) CHECK(near("dslopes", wish, got.dslopes, wanted.dslopes, slope * far));
   if (got.dbias.empty()) return;
   CHECK(near("dbias", wish, got.dbias, reference::summed(wanted.dbias, n, got.dbias_shape), slope));
 }

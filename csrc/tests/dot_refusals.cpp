@@ -181,8 +181,8 @@ TEST(sizes_of_dot_that_do_not_fit_are_refused) {
                 [](Call& c) { c.in.bits.array.shape[3] = 1; }));
   CHECK(refused("seed: given shape (1, 1, 1, 1), needed (2, 1, 1, 2)",
                 [](Call& c) { c.in.seed.array.shape[3] = 1; }));
-  CHECK(refused("align: given shape (2, 4, 1, 1), needed (2, 1, 1, 1)",
-                [](Call& c) { c.in.align.array.shape[1] = 4; }));
+  CHECK(refused("align: given shape (2, 3, 1, 1), needed (2, 4, 1, 1)",
+                [](Call& c) { c.in.align.array.shape[1] = 3; }));
   CHECK(refused("out: given shape (2, 4, 3, 5), needed (2, 4, 3, 6)", [](Call& c) { c.forward.out.shape[3] = 5; }));
   CHECK(refused("dkey_bias: given shape (1, 4, 1, 10), needed (2, 4, 1, 10)",
                 [](Call& c) { c.backward.dkey_bias.array.shape[0] = 1; }));

