@@ -163,7 +163,7 @@ def plan(
     >>> import attnspan as asp
     >>> from attnspan.masks import Causal
     >>> x = np.ones((1, 4, 2))
-    >>> p = asp.plan(x, x, x, mask=Causal())
+    >>> p = asp.plan(x, x, x, mask=Causal(), implementation="tiled")
     >>> p.implementation, p.cost.pairs
     ('tiled', 10)
     """

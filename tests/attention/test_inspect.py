@@ -133,11 +133,11 @@ def test_the_output_keeps_every_bit_under_jit(framework: str, name: str) -> None
 
     def plain(x: dict[str, Any]) -> Any:
         qkv, options = options_of(x)
-        return asp.attention(*qkv, **options)
+        return asp.attention(*qkv, **options, implementation="tiled")
 
     def looked(x: dict[str, Any]) -> Any:
         qkv, options = options_of(x)
-        r = asp.inspect(*qkv, **options)
+        r = asp.inspect(*qkv, **options, implementation="tiled")
         return r, r.weights(rows=[0, -1])
 
     out = jax.jit(plain)(x)
