@@ -23,7 +23,7 @@ from attnspan.errors import AttnspanError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("book", "doctor")
+COMMANDS = ("bench", "book", "doctor")
 
 
 class Command(Protocol):
