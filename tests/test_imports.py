@@ -18,12 +18,12 @@ LAYERS = (
     {"statistics"},  # needs arrays alone, so that every implementation may stream it
     {"masks", "scores", "biases"},
     {"native", "softmax", "dropout", "torch_ops", "request", "implementations"},
-    {"planner"},
+    {"planner", "repeated"},
     {"attention"},
     {"plots"},
     {"__init__"},  # `import attnspan` itself: the names that a user sees
     {"torch", "jax"},
-    {"book", "cli"},
+    {"book", "bench", "cli"},
     {"__main__"},
 )
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}

@@ -51,6 +51,7 @@ std::vector<std::string> isas() {
 }  // namespace attnspan
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // attnspan.repeated keeps records as long as the process lives
   m.def("masked_softmax", &attnspan::run_softmax, nb::arg("dtype"), nb::arg("scores"), nb::arg("start"),
         nb::arg("stop"), nb::arg("bits").none(), nb::arg("weights"), nb::arg("lse"), nb::arg("threads"),
         nb::arg("executor"));

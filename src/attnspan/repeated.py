@@ -57,6 +57,8 @@ def key_of(
         return None
     if type(softcap) not in (type(None), int, float) or type(align) not in (type(None), int, str):
         return None
+    if q.is_nested or k.is_nested or v.is_nested:
+        return None
     strided = torch.strided
     if not (q.is_cpu and k.is_cpu and v.is_cpu and q.layout is k.layout is v.layout is strided):
         return None

@@ -78,13 +78,14 @@ def _documents(L: int) -> np.ndarray:
 def _our_mask(case: Case, lengths: tuple[int, ...]) -> Any:
     from attnspan import masks
 
-    return {
+    made: dict[str, Callable[[], Any]] = {
         "none": lambda: None,
         "causal": masks.Causal,
         "window": lambda: masks.SlidingWindow(back=WINDOW - 1),
         "documents": lambda: masks.Causal() & masks.Documents(_documents(case.shape[-2])),
         "padded": lambda: masks.ValidLens(list(lengths)),
-    }[case.mask]()
+    }
+    return made[case.mask]()
 
 
 def _visible(case: Case, lengths: tuple[int, ...]) -> np.ndarray | None:
@@ -246,12 +247,12 @@ def _jax_peer(case: Case, peer: str, lengths: tuple[int, ...]) -> Callable[..., 
     import jax.numpy as jnp
 
     if peer == "jax.nn":
-        options: dict[str, Any] = {
+        options: dict[str, dict[str, Any]] = {
             "none": {},
             "causal": {"is_causal": True},
             "window": {"local_window_size": (WINDOW - 1, 0)},
-        }[case.mask]
-        return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
+        }
+        return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options[case.mask])
     seen = _visible(case, lengths)
 
     def formula(q: Any, k: Any, v: Any) -> Any:
