@@ -23,7 +23,7 @@ LAYERS = (
     {"plots"},
     {"__init__"},  # `import attnspan` itself: the names that a user sees
     {"torch", "jax"},
-    {"book", "bench", "cli"},
+    {"bench", "book", "cli"},
     {"__main__"},
 )
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}

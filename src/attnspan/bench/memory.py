@@ -1,9 +1,9 @@
 """How much memory a forward and backward call takes besides its inputs, each in a fresh process.
 
 The peak of a process only rises, so each line has a process of its own: ``python -m
-attnspan.bench.memory FRAMEWORK LINE`` prints one as JSON. Extra is the peak less the peak of the same
-process before, when its inputs stood there and one small call had been made; the output and the
-gradients count as extra.
+attnspan.bench.memory FRAMEWORK LINE`` prints one as JSON. Extra is the peak less what the same process
+held before, when its inputs stood there and one small call had been made; the output and the gradients
+count as extra.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ def measure(framework: str, line: str) -> dict[str, Any]:
     shape, mask = LINES[line]
     named, step = ours_alone(Case(line, framework, shape, mask=mask))
     ours_alone(Case(line, framework, (1, 1, 16, shape[-1]), mask=mask))[1]()
-    before, start = peak(), time.perf_counter()
+    before, start = _memory("VmRSS"), time.perf_counter()
     step()
     seconds = time.perf_counter() - start
     return {
         "case": line, "shape": shape, "framework": framework, "implementation": named,
-        "seconds": seconds, "extra_bytes": peak() - before,
+        "seconds": seconds, "extra_bytes": _memory("VmHWM") - before,
     }  # fmt: skip
 
 
-def peak() -> int:
-    """Give the most memory this process has had, in bytes."""
+def _memory(field: str) -> int:
+    """Give the memory of this process in bytes: now ("VmRSS"), or the most it has had ("VmHWM")."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss of Linux starts at the peak of the process that started this one
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
         return int(line.split()[1]) * 1024
+    # elsewhere the peak stands for both: what is freed before the call is missing from the extra then
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
