@@ -92,15 +92,15 @@ class Operand {
     return batch() == 1 && std::all_of(shape_.begin(), shape_.begin() + lead_, [](int64_t n) { return n == 1; });
   }
 
-  // The array with `count` leading entries in B. Where it has none of them one entry stands for all,
-  // written out with a step of 0 if `spread`.
-  Array folded(int64_t count, xf::Span<const int64_t> lead, bool spread) const {
+  // The array with `count` leading entries in B, whose own size is `B`. Where it has none of them one entry
+  // stands for all, written out with a step of 0 if `spread`.
+  Array folded(int64_t count, xf::Span<const int64_t> lead, int64_t B, bool spread) const {
     Array array = array_;
     array.data = data_;
     if (has(lead)) {
       array.shape[0] *= count;
     } else if (spread) {
-      array.shape[0] = count;
+      array.shape[0] = count * B;
       array.stride[0] = 0;
     }
     return array;

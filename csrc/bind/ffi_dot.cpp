@@ -135,7 +135,7 @@ class Call {
 
   Given at(const std::optional<Operand>& operand, int64_t i, bool spread) const {
     if (!operand) return {false, Array{}};
-    return {true, fold_ ? operand->folded(count_, lead_, spread) : operand->at(i, lead_)};
+    return {true, fold_ ? operand->folded(count_, lead_, in_[q]->batch(), spread) : operand->at(i, lead_)};
   }
 
   xf::DataType type_;

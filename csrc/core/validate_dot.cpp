@@ -51,7 +51,7 @@ std::string show(double x) {
 std::string presence(bool given) { return given ? "one" : "none"; }
 
 void check_numbers(const DotArrays& arrays, Checks* checks) {
-  // The kernel takes scale and softcap in units of log 2, in the dtype of the sums.
+  // The kernel takes scale and softcap, and what is one over it, in the dtype of the sums.
   const bool wide = arrays.dtype == Dtype::f64;
   const double most = wide ? std::numeric_limits<double>::max() / 2 : std::numeric_limits<float>::max() / 2.0;
   const double least = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();

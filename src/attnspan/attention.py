@@ -113,15 +113,16 @@ def attention(
         q, k, v, score=score, mask=mask, bias=bias, softcap=softcap, sink=sink, align=align,
         dropout=dropout, rng=rng,
     )  # fmt: skip
-    if key is not None:
-        remember(key, request, choose(request, implementation))
-    return attended(request, implementation)
+    return attended(request, implementation, key)
 
 
-def attended(request: Request, implementation: str) -> Any:
-    """Compute what `attention` returns for a request."""
+def attended(request: Request, implementation: str, key: Any = None) -> Any:
+    """Compute what `attention` returns for a request; with a key, a call that repeats is kept."""
+    chosen = choose(request, implementation)
     with as_written(request.q):
-        out = choose(request, implementation).attend(request)
+        out = chosen.attend(request)
+    if key is not None:
+        remember(key, request, chosen)
     return outer(out, request.sizes.ndim, 2)
 
 

@@ -7,6 +7,7 @@ Everything else, compilers, transforms and dispatch modes too, takes the long wa
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from attnspan.values import Value
 __all__ = ["again", "key_of", "remember"]
 
 _MOST = 256
-_KNOWN: dict[tuple[Any, ...], _Known] = {}
+_KNOWN: dict[tuple[Any, ...], _Known | None] = {}  # None: seen once, which is no reason to keep anything
+_CHANGING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def key_of(
     plain = (torch.Tensor, torch.nn.Parameter)
     if not (type(q) in plain and type(k) in plain and type(v) in plain):
         return None
-    if not (score is None or isinstance(score, Value)) or not (mask is None or isinstance(mask, Value)):
+    if implementation not in ("auto", "native") or not (_settled(score) and _settled(mask)):
         return None
     if type(softcap) not in (type(None), int, float) or type(align) not in (type(None), int, str):
         return None
@@ -73,6 +75,11 @@ def key_of(
         mask,
         (softcap, align, implementation),
     )
+
+
+def _settled(value: Any) -> bool:
+    """Tell whether a mask or score is made of numbers alone: arrays and functions may change."""
+    return value is None or (isinstance(value, Value) and value.is_settled)
 
 
 def again(key: tuple[Any, ...], q: Any, k: Any, v: Any) -> Any:
@@ -102,12 +109,14 @@ def remember(key: tuple[Any, ...], request: Request, chosen: Implementation) -> 
     from attnspan.implementations.native.problem import is_plain, lowered
 
     sizes = request.sizes
-    asked = (request.score, request.mask)
     if chosen is not NATIVE or not is_plain(request) or sizes.ndim not in (3, 4):
         return
-    if any(True for x in asked if x is not None for _ in x.arrays()):
+    if sys.modules["torch"].is_inference_mode_enabled():  # what it makes can't be saved for a gradient
         return
     if any(x.shape[:-3] != sizes.lead[:-1] for x in (request.q, request.k, request.v)):  # broadcast
+        return
+    if key not in _KNOWN:
+        _keep(key, None)
         return
     from attnspan.implementations.native.torch import parted, record_of
 
@@ -115,8 +124,13 @@ def remember(key: tuple[Any, ...], request: Request, chosen: Implementation) -> 
     record = record_of(problem)
     if record is None:
         return
-    if len(_KNOWN) >= _MOST:
-        _KNOWN.pop(next(iter(_KNOWN)))
     arrays, numbers = parted(problem)
     shape = (*sizes.lead, sizes.L, sizes.E) if sizes.ndim == 4 else (sizes.lead[0], sizes.L, sizes.E)
-    _KNOWN[key] = _Known(record, (None, None, None, *arrays[3:]), numbers, shape, problem.accumulation)
+    _keep(key, _Known(record, (None, None, None, *arrays[3:]), numbers, shape, problem.accumulation))
+
+
+def _keep(key: tuple[Any, ...], known: _Known | None) -> None:
+    with _CHANGING:
+        if len(_KNOWN) >= _MOST:
+            del _KNOWN[next(iter(_KNOWN))]
+        _KNOWN[key] = known

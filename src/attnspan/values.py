@@ -99,6 +99,20 @@ class Value:
     def __getstate__(self) -> dict[str, Any]:
         return {name: x for name, x in self.__dict__.items() if name != "_hash"}  # another process has others
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether this is made of numbers, strings and values of them: nothing in it can change."""
+        found = self.__dict__.get("_settled")
+        if found is None:
+            found = all(
+                item.is_settled
+                if isinstance(item, Value)
+                else isinstance(item, (bool, int, float, str, type(None)))
+                for _, item in self._items()
+            )
+            object.__setattr__(self, "_settled", found)
+        return found
+
     def __repr__(self) -> str:
         parts = []
         for f in fields(self):

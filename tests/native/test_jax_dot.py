@@ -291,3 +291,18 @@ assert (jax.jit(part)(q, q, q) == jax.jit(run)(q, q, q)).all()
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_vmap_beside_a_bias_that_all_share() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((3, 2, 4, n, 8)), jnp.float32) for n in (7, 9, 9))
+    bias = jnp.asarray(rng.standard_normal((1, 4, 7, 9)), jnp.float32)
+
+    def loss(bias: Any, one: str) -> Any:
+        return jax.vmap(lambda q, k, v: asp.attention(q, k, v, bias=bias, implementation=one))(q, k, v)
+
+    np.testing.assert_allclose(loss(bias, "native"), loss(bias, "eager"), atol=2e-6)
+    found, wanted = (
+        jax.grad(lambda b, one=one: (loss(b, one) ** 2).sum())(bias) for one in ("native", "eager")
+    )
+    np.testing.assert_allclose(found, wanted, atol=2e-5)

@@ -510,3 +510,23 @@ def test_where_it_did_not_compile_all_else_works() -> None:
     assert "runs        sdpa" in text
     assert "refused     native: the native core is not installed" in text
     assert "implementation='native' cannot do this: the native core is not installed" in text
+
+
+def test_a_step_of_decoding_that_learns_its_bias_under_a_softcap() -> None:
+    q = torch.randn(2, 3, 1, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 3, 5, 8, dtype=torch.float64).unbind()
+    bias = torch.randn(1, 3, 1, 5, dtype=torch.float64, requires_grad=True)
+    found, wanted = (
+        torch.autograd.grad(asp.attention(q, k, v, bias=bias, softcap=2.0, implementation=one).sum(), bias)[0]
+        for one in ("native", "eager")
+    )
+    assert torch.allclose(found, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("softcap", [1e-42, 1e-30, 1e30, 1e39])
+def test_softcaps_at_the_ends_of_the_range(softcap: float) -> None:
+    q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+    found, wanted = (
+        asp.attention(q, k, v, softcap=softcap, implementation=one) for one in ("native", "eager")
+    )
+    assert torch.allclose(found, wanted, atol=1e-6)

@@ -173,7 +173,9 @@ def _backward(problem: Problem, wanted: dict[str, None], rows: Any, dout: Any, d
     """Give gradients in the accumulation dtype and in the shape of what they belong to."""
     p, order = problem, problem.order
     (B, H, L, _), S = _in_order(p, order).q.shape, _in_order(p, order).k.shape[-2]
-    one_row = p.bias is not None and p.bias.shape[-2] == 1  # summed over queries as a key bias is
+    one_row = (
+        p.bias is not None and p.bias.shape[-2] == 1 and not p.softcap
+    )  # summed over queries as a key bias is
     shapes: dict[str, tuple[int, ...]] = {}
     if "q" in wanted or "k" in wanted:
         shapes |= {"dq": p.q.shape, "dk": p.k.shape}

@@ -156,7 +156,7 @@ def lowered(request: Request) -> Lowered:
         bits=merge(bound.bits.words if bound and bound.bits else None),
         seed=seed,
         scale=float(scale),
-        softcap=float(request.softcap or 0.0),
+        softcap=_softcap(request),
         dropout=request.dropout,
         draws=math.prod(sizes.lead[:-1]),
         order=request.order,
@@ -201,6 +201,14 @@ def formula(problem: Problem) -> tuple[Any, Any]:
     if sees is not None:
         out = xp.where(sees[..., None], out, 0.0)
     return out, xp.broadcast_to(lse, (B, H, L))
+
+
+def _softcap(request: Request) -> float:
+    """Give the softcap within the range of the sums' dtype, 0 for none."""
+    if request.softcap is None:
+        return 0.0
+    limits = request.xp.finfo(request.accumulation)
+    return min(max(float(request.softcap), float(limits.tiny)), float(limits.max) / 2)
 
 
 def _fits(scale: Any) -> bool:

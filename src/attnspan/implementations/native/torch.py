@@ -127,7 +127,9 @@ def backward(
         p = replace(p, bias=p.bias.contiguous())
     (B, H, L, _), S = p.q.shape, p.k.shape[-2]
     wants_q, wants_k, wants_v, wants_keys, wants_bias, wants_slopes = wanted
-    one_row = p.bias is not None and p.bias.shape[-2] == 1  # summed over queries as a key bias is
+    one_row = (
+        p.bias is not None and p.bias.shape[-2] == 1 and not p.softcap
+    )  # summed over queries as a key bias is
     empty = lambda *shape: torch.empty(shape, dtype=dtype, device="cpu")  # noqa: E731
     zeros = lambda *shape: torch.zeros(shape, dtype=dtype, device="cpu")  # noqa: E731
     dq: Any = None

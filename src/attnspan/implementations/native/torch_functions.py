@@ -43,7 +43,9 @@ class Forward(torch.autograd.Function):
         if (dout is None and dlse is None) or not any(wanted):
             return tuple(found)
         dout = torch.zeros((), dtype=out.dtype).expand(out.shape) if dout is None else dout
-        if torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
+        if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in (dout, dlse)):
+            run = _by_formula  # is_grads_batched: a tensor without memory of its own
+        elif torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
             run = Backward.apply
         else:  # as a function of its own it costs a small call more than the kernel does
             run = Backward.forward
@@ -56,6 +58,26 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, numbers: Any, looks: bool, *arrays: Any) -> Any:
         return mapped_forward(lambda *x: Forward.apply(numbers, looks, *x), info, in_dims[2:], arrays)
+
+
+def _by_formula(
+    numbers: Any, wanted: list[bool], dout: Any, dlse: Any, out: Any, top: Any, inverse: Any, *arrays: Any
+) -> list[Any]:
+    """Give what Backward gives, by operations that PyTorch has its own rules for."""
+    leaves = [n for n, want in enumerate(wanted) if want]
+    with torch.enable_grad(), as_written(arrays[0]):
+        own: list[Any] = [x if x is None else x.detach() for x in arrays]
+        for n in leaves:
+            own[n] = own[n].to(out.dtype).requires_grad_()
+        found = formula(Problem(*own, *numbers))
+        live = found[1].detach() != -float("inf")
+        back = [torch.where(live[..., None], dout.to(out.dtype), 0.0)]
+        if dlse is not None:
+            back.append(torch.where(live, dlse.to(out.dtype), 0.0))
+        grads = torch.autograd.grad(
+            found[: len(back)], [own[n] for n in leaves], back, allow_unused=True, materialize_grads=True
+        )
+    return list(grads)
 
 
 class Again(torch.autograd.Function):
