@@ -236,7 +236,10 @@ struct Tile {
     if (dot.key_bias.data != nullptr) {
       added = static_cast<const T*>(dot.key_bias.data) + dot.key_bias.offset(q.b, q.h, 0) + start;
     }
-    if (dense) copy_bias(first, n, keys);
+    const bool one_row = dense && dot.bias.stride[2] == 0;
+    const T* row = nullptr;  // of a bias that is the same for all queries
+    if (one_row) row = static_cast<const T*>(dot.bias.data) + dot.bias.offset(q.b, q.h, 0) + start;
+    if (dense && !one_row) copy_bias(first, n, keys);
     T slope = 0;
     int32_t align = 0;
     if (dot.slopes.data != nullptr) {
@@ -253,7 +256,7 @@ struct Tile {
           x = t * cap;
         }
         if (dense) {
-          const V b = load(bias_space + j * P + w * N);
+          const V b = one_row ? splat(row[j]) : load(bias_space + j * P + w * N);
           masks[j] &= ~(bits_of(b == splat(T(-__builtin_inf()))) << (w * N));
           x = (x + b) + b * T(0);  // +inf is no number to add
         }

@@ -31,8 +31,8 @@ class _Known:
     ----------
     record : DotProblem
         The kernel's own: shapes, strides and mask, checked.
-    arrays, numbers : tuple
-        The problem in parts; places of q, k and v are not used.
+    rest, numbers : tuple
+        The problem in parts, without q, k and v.
     shape : tuple of int
         The output's.
     dtype : torch.dtype
@@ -40,7 +40,7 @@ class _Known:
     """
 
     record: Any
-    arrays: tuple[Any, ...]
+    rest: tuple[Any, ...]
     numbers: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: Any
@@ -95,7 +95,7 @@ def again(key: tuple[Any, ...], q: Any, k: Any, v: Any) -> Any:
         from attnspan.implementations.native.torch_functions import Again
 
         inner = (x if x.ndim == 4 else x.unsqueeze(1) for x in (q, k, v))
-        out = Again.apply((known.record, *known.numbers), False, *inner, *known.arrays[3:])
+        out = Again.apply(known.record, known.rest, known.numbers, *inner)
         out = out if len(known.shape) == 4 else out.squeeze(1)
     else:
         out = torch.empty(known.shape, dtype=known.dtype, device="cpu")
@@ -126,7 +126,7 @@ def remember(key: tuple[Any, ...], request: Request, chosen: Implementation) -> 
         return
     arrays, numbers = parted(problem)
     shape = (*sizes.lead, sizes.L, sizes.E) if sizes.ndim == 4 else (sizes.lead[0], sizes.L, sizes.E)
-    _keep(key, _Known(record, (None, None, None, *arrays[3:]), numbers, shape, problem.accumulation))
+    _keep(key, _Known(record, arrays[3:], numbers, shape, problem.accumulation))
 
 
 def _keep(key: tuple[Any, ...], known: _Known | None) -> None:

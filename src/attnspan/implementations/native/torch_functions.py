@@ -39,25 +39,32 @@ class Forward(torch.autograd.Function):
     def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> Any:
         *arrays, out, top, inverse = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[2 : 2 + GRADIENTS])
-        found: list[Any] = [None] * (2 + len(arrays))
-        if (dout is None and dlse is None) or not any(wanted):
-            return tuple(found)
-        dout = torch.zeros((), dtype=out.dtype).expand(out.shape) if dout is None else dout
-        if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in (dout, dlse)):
-            run = _by_formula  # is_grads_batched: a tensor without memory of its own
-        elif torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
-            run = Backward.apply
-        else:  # as a function of its own it costs a small call more than the kernel does
-            run = Backward.forward
-        grads = iter(run(ctx.numbers, wanted, dout, dlse, out, top, inverse, *arrays))
-        for n, want in enumerate(wanted):
-            if want:
-                found[2 + n] = next(grads).to(arrays[n].dtype)
-        return tuple(found)
+        return None, None, *_gradients(ctx.numbers, wanted, dout, dlse, out, top, inverse, arrays)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, numbers: Any, looks: bool, *arrays: Any) -> Any:
         return mapped_forward(lambda *x: Forward.apply(numbers, looks, *x), info, in_dims[2:], arrays)
+
+
+def _gradients(
+    numbers: Any, wanted: list[bool], dout: Any, dlse: Any, out: Any, top: Any, inverse: Any, arrays: Any
+) -> list[Any]:
+    """Give a gradient, or None, for each of a problem's arrays, in its dtype."""
+    found: list[Any] = [None] * len(arrays)
+    if (dout is None and dlse is None) or not any(wanted):
+        return found
+    dout = torch.zeros((), dtype=out.dtype).expand(out.shape) if dout is None else dout
+    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in (dout, dlse)):
+        run = _by_formula  # is_grads_batched: a tensor without memory of its own
+    elif torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
+        run = Backward.apply
+    else:  # as a function of its own it costs a small call more than the kernel does
+        run = Backward.forward
+    grads = iter(run(numbers, wanted, dout, dlse, out, top, inverse, *arrays))
+    for n, want in enumerate(wanted):
+        if want:
+            found[n] = next(grads).to(arrays[n].dtype)
+    return found
 
 
 def _by_formula(
@@ -81,28 +88,37 @@ def _by_formula(
 
 
 class Again(torch.autograd.Function):
-    """The forward pass of a problem whose record is known; the record stands before its numbers.
+    """The forward pass of a problem that is known but for q, k and v: its record, other arrays and numbers.
 
     Written in the older of autograd's two ways, which costs a small call half as much, and which
     torch.func's transforms do not take: they never come here.
     """
 
     @staticmethod
-    def forward(ctx: Any, known: Any, looks: bool, *arrays: Any) -> Any:
-        q, k, v = arrays[:3]
+    def forward(ctx: Any, record: Any, rest: Any, numbers: Any, q: Any, k: Any, v: Any) -> Any:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device="cpu")
-        rows = [torch.empty(q.shape[:-1], dtype=dtype, device="cpu") for _ in range(2)]
-        addresses = [x.data_ptr() for x in (q, k, v, out)]
-        run_forward(known[0], [*addresses, 0, *(x.data_ptr() for x in rows), 0, 0, 0])
-        ctx.numbers = known[1:]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*arrays, out, *rows)
+        rows = torch.empty((2, *q.shape[:-1]), dtype=dtype, device="cpu")
+        top = rows.data_ptr()
+        inverse = top + rows.nbytes // 2
+        run_forward(
+            record, [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), 0, top, inverse, 0, 0, 0]
+        )
+        ctx.rest, ctx.numbers = rest, numbers  # masks, which no one differentiates or changes
+        ctx.save_for_backward(q, k, v, out, rows)
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Any) -> Any:
-        return Forward.backward(ctx, dout, None)
+        q, k, v, out, rows = ctx.saved_tensors
+        wanted = [*ctx.needs_input_grad[3:], *(False,) * (GRADIENTS - 3)]
+        arrays = (q, k, v, *ctx.rest)
+        return (
+            None,
+            None,
+            None,
+            *_gradients(ctx.numbers, wanted, dout, None, out, rows[0], rows[1], arrays)[:3],
+        )
 
 
 class Backward(torch.autograd.Function):
