@@ -89,11 +89,37 @@ void column_product(const T* a, const T* columns, const Range* ranges, int64_t p
   }
 }
 
-// Rows for column_product: columns[c / kColumns][row][c % kColumns] = row[c] * factor.
+// A row for column_product: columns[d / kColumns][row][d % kColumns] = x[d].
 template <class T>
-ATTNSPAN_INLINE void pack_columns(const T* x, int64_t width, T factor, int64_t row, T* columns) {
-  constexpr int C = kColumns<T>;
-  for (int64_t d = 0; d < width; ++d) columns[(d / C * kQueryTile + row) * C + d % C] = bounded_product(x[d], factor);
+ATTNSPAN_INLINE void pack_columns(const T* x, int64_t width, int64_t row, T* columns) {
+  constexpr int C = kColumns<T>, N = kLanes<T>;
+  int64_t d = 0;
+  for (; d + C <= width; d += C) {
+    T* to = columns + d * kQueryTile + row * C;
+    store(to, load(x + d));
+    store(to + N, load(x + d + N));
+  }
+  for (T* to = columns + d * kQueryTile + row * C - d; d < width; ++d) to[d] = x[d];
+}
+
+// The sum of products of two rows: 16 chains whose sums are added in pairs, on every machine.
+template <class T>
+ATTNSPAN_INLINE T row_product(const T* a, const T* b, int64_t n) {
+  constexpr int N = kLanes<T>, K = kChains, M = K / N;
+  VecOf<T> sums[M] = {};
+  int64_t i = 0;
+  for (; i + K <= n; i += K) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) sums[m] = fma(load(a + i + m * N), load(b + i + m * N), sums[m]);
+  }
+  T chain[K];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) store(chain + m * N, sums[m]);
+  for (int64_t c = 0; i + c < n; ++c) chain[c] = fma(a[i + c], b[i + c], chain[c]);
+  for (int half = K / 2; half > 0; half /= 2) {
+    for (int c = 0; c < half; ++c) chain[c] += chain[c + half];
+  }
+  return chain[0];
 }
 
 template <class T, class X>
@@ -104,9 +130,9 @@ struct Backward {
   const DotBackward& task;
   const Dot& dot;
   Tile<T, X, W> tile;
-  uint8_t *states, *lives;
+  uint8_t* states;
   T *queries, *query_columns, *outs, *out_columns, *dq, *p, *ds, *softened;
-  T *top, *delta, *dslopes, *row_space, *out_space;
+  T *top, *delta, *dslopes, *row_space, *out_space, *strided, *scales;
   Drops<T, W>* drops;
   Range ranges[NB];
   bool scores;  // whether a gradient goes through the scores
@@ -123,7 +149,6 @@ struct Backward {
     const DotSizes& n = dot.n;
     tile.cut(cutter);
     states = cutter.take<uint8_t>(key_tiles(dot));
-    lives = cutter.take<uint8_t>(NB * P);
     queries = cutter.take<T>(NB * P * n.D);
     query_columns = cutter.take<T>(up_to(n.D + 1, C) * kQueryTile);
     outs = cutter.take<T>(NB * P * n.E);
@@ -135,8 +160,10 @@ struct Backward {
     top = cutter.take<T>(NB * P);
     delta = cutter.take<T>(NB * P);
     dslopes = cutter.take<T>(NB * P);
-    row_space = cutter.take<T>(n.D);
-    out_space = cutter.take<T>(n.E);
+    row_space = cutter.take<T>(N * n.D);
+    out_space = cutter.take<T>(N * n.E);
+    strided = cutter.take<T>(task.out.stride[3] == 1 ? 0 : n.E);
+    scales = cutter.take<T>(P);
     drops = cutter.take<Drops<T, W>>(NB);
   }
 
@@ -189,43 +216,53 @@ struct Backward {
   // Rows that see nothing have no gradient, whatever arrives there: zeros take their place.
   void pack(int64_t panel) {
     const QueryTile& q = tile.q;
-    const int64_t n = tile.lanes(panel), base = panel * P;
-    const T kept = static_cast<T>(1 / (1 - dot.dropout)), scale = static_cast<T>(dot.scale);
-    const X* from = static_cast<const X*>(dot.q.data) + dot.q.offset(q.b, q.h, q.first + base);
-    for (int64_t i = 0; i < P; ++i) {
-      const int64_t l = q.first + base + i, row = base + i;
-      const T inverse = i < n ? value(task.inverse, l) : T(0);
-      lives[row] = inverse != T(0);
-      top[row] = delta[row] = 0;
-      for (int64_t e = 0; e < dot.n.E; ++e) out_space[e] = 0;
-      if (lives[row]) {
-        top[row] = value(task.top, l);
-        const T* out = static_cast<const T*>(task.out.data) + task.out.offset(q.b, q.h, l);
-        const T* dout = static_cast<const T*>(task.dout.data) + task.dout.offset(q.b, q.h, l);
-        T sums[4] = {0, 0, 0, 0};  // four chains in one order
-        for (int64_t e = 0; e < dot.n.E; ++e) {
-          const T x = dout[e * task.dout.stride[3]];
-          sums[e % 4] = fma(x, out[e * task.out.stride[3]], sums[e % 4]);
-          out_space[e] = x * (inverse * kept);
+    const DotSizes& n = dot.n;
+    const int64_t lanes = tile.lanes(panel);
+    for (int64_t first = 0; first < P; first += N) {
+      for (int64_t i = 0; i < N; ++i) {
+        const int64_t row = panel * P + first + i, l = q.first + row;
+        T *const query = row_space + i * n.D, *const out = out_space + i * n.E;
+        const T inverse = first + i < lanes ? value(task.inverse, l) : T(0);
+        if (inverse == T(0)) {
+          zero(query, n.D);
+          zero(out, n.E);
+          top[row] = delta[row] = 0;
+        } else {
+          query_row(static_cast<const X*>(dot.q.data) + dot.q.offset(q.b, q.h, l), n.D,
+                    static_cast<T>(dot.scale), query);
+          pack_out(l, inverse, row, out);
         }
-        const T back = task.dlse.data != nullptr ? value(task.dlse, l) : T(0);
-        delta[row] = inverse * ((sums[0] + sums[1]) + (sums[2] + sums[3]) - back);
-      }
-      for (int64_t e = 0; e < dot.n.E; ++e) outs[base * dot.n.E + e * P + i] = out_space[e];
-      if (i < n) {
-        pack_columns(out_space, dot.n.E, T(1), row, out_columns);
-        if (!lives[row]) {
-          for (int64_t d = 0; d < dot.n.D; ++d) row_space[d] = 0;
-        }
-        const T* x = lives[row] ? widened(from + i * dot.q.stride[2], dot.n.D, row_space) : row_space;
-        pack_columns(x, dot.n.D, scale, row, query_columns);
+        if (first + i >= lanes) continue;
+        pack_columns(query, n.D, row, query_columns);
+        pack_columns(out, n.E, row, out_columns);
         // Sums for the key bias, in the column behind the last, or alone in the first of its block.
-        query_columns[(dot.n.D / C * kQueryTile + row) * C + (task.dk.data != nullptr ? dot.n.D % C : 0)] = 1;
+        query_columns[(n.D / C * kQueryTile + row) * C + (task.dk.data != nullptr ? n.D % C : 0)] = 1;
       }
+      lay_across(row_space, n.D, n.D, queries + panel * P * n.D + first, P);
+      lay_across(out_space, n.E, n.E, outs + panel * P * n.E + first, P);
     }
-    pack_panel<W>(from, dot.q.stride[2], n, dot.n.D, static_cast<T>(dot.scale), lives + base, row_space,
-               queries + base * dot.n.D);
     if (dot.dropout > 0) drops[panel].draw(dot, q, panel);
+  }
+
+  // What arrives at a row's output, relative to its sum; and what all its weights have less of.
+  ATTNSPAN_INLINE void pack_out(int64_t l, T inverse, int64_t row, T* to) {
+    const QueryTile& q = tile.q;
+    const T* out = static_cast<const T*>(task.out.data) + task.out.offset(q.b, q.h, l);
+    const T* dout = static_cast<const T*>(task.dout.data) + task.dout.offset(q.b, q.h, l);
+    const int64_t E = dot.n.E, step = task.dout.stride[3], out_step = task.out.stride[3];
+    if (step != 1) {
+      for (int64_t e = 0; e < E; ++e) to[e] = dout[e * step];
+      dout = to;
+    }
+    if (out_step != 1) {
+      for (int64_t e = 0; e < E; ++e) strided[e] = out[e * out_step];
+      out = strided;
+    }
+    const T back = task.dlse.data != nullptr ? value(task.dlse, l) : T(0);
+    top[row] = value(task.top, l);
+    delta[row] = inverse * (row_product(dout, out, E) - back);
+    const T times = inverse * static_cast<T>(1 / (1 - dot.dropout));
+    for (int64_t e = 0; e < E; ++e) to[e] = dout[e] * times;
   }
 
   ATTNSPAN_INLINE T value(const View<const void>& view, int64_t l) const {
@@ -331,16 +368,15 @@ struct Backward {
 
   void write(int64_t panel) {
     const QueryTile& q = tile.q;
-    const T scale = static_cast<T>(dot.scale);
-    for (int64_t i = 0; i < tile.lanes(panel); ++i) {
-      const int64_t l = q.first + panel * P + i;
-      if (task.dslopes.data != nullptr) {
-        static_cast<T*>(task.dslopes.data)[task.dslopes.offset(q.b, q.h, l)] = dslopes[panel * P + i];
-      }
-      if (task.dq.data == nullptr) continue;
-      T* to = static_cast<T*>(task.dq.data) + task.dq.offset(q.b, q.h, l);
-      for (int64_t d = 0; d < dot.n.D; ++d) to[d] = dq[panel * P * dot.n.D + d * P + i] * scale;
+    const int64_t n = tile.lanes(panel), first = q.first + panel * P;
+    for (int64_t i = 0; i < n; ++i) {
+      scales[i] = static_cast<T>(dot.scale);
+      if (task.dslopes.data == nullptr) continue;
+      static_cast<T*>(task.dslopes.data)[task.dslopes.offset(q.b, q.h, first + i)] = dslopes[panel * P + i];
     }
+    if (task.dq.data == nullptr) return;
+    T* to = static_cast<T*>(task.dq.data) + task.dq.offset(q.b, q.h, first);
+    unpack_panel<W>(dq + panel * P * dot.n.D, n, dot.n.D, scales, to, task.dq.stride[2], 1);
   }
 };
 

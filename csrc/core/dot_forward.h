@@ -71,7 +71,7 @@ struct Forward {
   const DotForward& task;
   Tile<T, X, W> tile;
   uint8_t* states;
-  T *queries, *s, *o, *top, *sum, *row_space;
+  T *queries, *s, *o, *top, *sum, *times, *row_space;
   Drops<T, W>* drops;
   Looking<T, W>* looking;
 
@@ -90,7 +90,8 @@ struct Forward {
     o = cutter.take<T>(NB * P * n.E);
     top = cutter.take<T>(NB * P);
     sum = cutter.take<T>(NB * P);
-    row_space = cutter.take<T>(n.D);
+    times = cutter.take<T>(P);
+    row_space = cutter.take<T>(N * n.D);
     drops = cutter.take<Drops<T, W>>(NB);
     looking = cutter.take<Looking<T, W>>(NB);
   }
@@ -103,7 +104,7 @@ struct Forward {
     const X* from = static_cast<const X*>(dot.q.data) + dot.q.offset(q.b, q.h, q.first);
     for (int64_t i = 0; i < panels; ++i) {
       pack_panel<W>(from + i * P * dot.q.stride[2], dot.q.stride[2], tile.lanes(i), n.D,
-                 static_cast<T>(dot.scale), nullptr, row_space, queries + i * P * n.D);
+                 static_cast<T>(dot.scale), row_space, queries + i * P * n.D);
       if (dot.dropout > 0) drops[i].draw(dot, q, i);
       if (task.entropy.data != nullptr) looking[i].start();
     }
@@ -226,11 +227,8 @@ struct Forward {
       const int64_t l = q.first + panel * P + i;
       const T total = sum[panel * P + i], most = top[panel * P + i];
       const bool empty = total == 0;
-      const T inverse = empty ? T(0) : 1 / total, times = inverse * kept;
-      const T* from = o + panel * P * dot.n.E + i;
-      T* out = static_cast<T*>(task.out.data) + task.out.offset(q.b, q.h, l);
-      const int64_t step = task.out.stride[3];
-      for (int64_t e = 0; e < dot.n.E; ++e) out[e * step] = empty ? T(0) : from[e * P] * times;
+      const T inverse = empty ? T(0) : 1 / total;
+      times[i] = inverse * kept;
       put(task.lse, l, log_sum_exp(static_cast<double>(most), static_cast<double>(total)));
       put(task.top, l, empty ? 0.0 : static_cast<double>(most));
       put(task.inverse, l, static_cast<double>(inverse));
@@ -247,6 +245,9 @@ struct Forward {
       put(task.max_weight, l, found.max_weight + poison);
       put(task.jacobian_norm, l, found.jacobian_norm + poison);
     }
+    T* out = static_cast<T*>(task.out.data) + task.out.offset(q.b, q.h, q.first + panel * P);
+    unpack_panel<W>(o + panel * P * dot.n.E, tile.lanes(panel), dot.n.E, times, out, task.out.stride[2],
+                    task.out.stride[3]);
   }
 
   ATTNSPAN_INLINE void put(const View<void>& view, int64_t l, double x) {

@@ -21,6 +21,9 @@ constexpr int kRows = W == 1 ? 8 : 4;
 template <class T, int W>
 constexpr int kPanels = kQueryTile / kPanel<T, W>;
 
+// Chains of sums along a row, whatever the width of a vector.
+constexpr int kChains = 16;
+
 ATTNSPAN_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 ATTNSPAN_INLINE int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -278,8 +281,13 @@ struct Tile {
   // The bias of a panel with queries side by side; lanes without a query get 0.
   void copy_bias(int64_t first, int64_t n, Range keys) {
     const T* from = static_cast<const T*>(dot.bias.data) + dot.bias.offset(q.b, q.h, first) + start;
-    for (int64_t i = 0; i < P; ++i) {
-      const T* row = i < n ? from + i * dot.bias.stride[2] : nullptr;
+    const int64_t step = dot.bias.stride[2];
+    int64_t i = 0;
+    for (; i + N <= n; i += N) {
+      lay_across(from + i * step + keys.first, step, keys.last - keys.first, bias_space + keys.first * P + i, P);
+    }
+    for (; i < P; ++i) {
+      const T* row = i < n ? from + i * step : nullptr;
       for (int64_t j = keys.first; j < keys.last; ++j) bias_space[j * P + i] = row == nullptr ? 0 : row[j];
     }
   }
@@ -313,29 +321,74 @@ struct Drops {
   }
 };
 
-// x * factor; what overflows stops at the largest number. NaN stays.
+// to[d] = x[d] * factor; what overflows stops at the largest number. NaN stays.
 template <class T>
-ATTNSPAN_INLINE T bounded_product(T x, T factor) {
+ATTNSPAN_INLINE void scale_row(const T* x, int64_t width, T factor, T* to) {
+  constexpr int N = kLanes<T>;
   constexpr T lowest = Types<T>::kLowest;
-  const T y = x * factor;
-  if (factor >= T(-1) && factor <= T(1)) return y;  // cannot overflow: nothing to look for
-  return y > -lowest ? -lowest : y < lowest ? lowest : y;
+  const bool shrinks = factor >= T(-1) && factor <= T(1);  // cannot overflow: nothing to look for
+  int64_t d = 0;
+  for (; d + N <= width; d += N) {
+    VecOf<T> y = load(x + d) * factor;
+    if (!shrinks) y = y > -lowest ? splat(-lowest) : y < lowest ? splat(lowest) : y;
+    store(to + d, y);
+  }
+  for (; d < width; ++d) {
+    T y = x[d] * factor;
+    if (!shrinks) y = y > -lowest ? -lowest : y < lowest ? lowest : y;
+    to[d] = y;
+  }
 }
 
-// A panel of rows with queries side by side: panel[d][i] = row i [d] * factor. A row that is not finite
-// becomes NaN; a row past the last, or one that `lives` denies, 0.
+// A query row times a factor. One that is not finite becomes NaN. `x` may be in `to`.
+template <class T, class X>
+ATTNSPAN_INLINE void query_row(const X* from, int64_t width, T factor, T* to) {
+  const T* x = widened(from, width, to);
+  scale_row(x, width, is_finite(x, width) ? factor : T(__builtin_nan("")), to);
+}
+
+template <class T>
+ATTNSPAN_INLINE void zero(T* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = 0;
+}
+
+// A panel of n rows with queries side by side: panel[d][i] = row i [d] * factor, 0 past the last.
+// `space` takes as many rows as a vector has lanes.
 template <int W, class T, class X>
-void pack_panel(const X* from, int64_t row, int64_t n, int64_t width, T factor, const uint8_t* lives, T* space,
-                T* panel) {
-  constexpr int P = kPanel<T, W>;
-  for (int64_t i = 0; i < P; ++i) {
-    if (i >= n || (lives != nullptr && !lives[i])) {
-      for (int64_t d = 0; d < width; ++d) panel[d * P + i] = 0;
-      continue;
+void pack_panel(const X* from, int64_t row, int64_t n, int64_t width, T factor, T* space, T* panel) {
+  constexpr int P = kPanel<T, W>, N = kLanes<T>;
+  for (int64_t first = 0; first < P; first += N) {
+    for (int64_t i = 0; i < N; ++i) {
+      if (first + i < n) {
+        query_row(from + (first + i) * row, width, factor, space + i * width);
+      } else {
+        zero(space + i * width, width);
+      }
     }
-    const T* x = widened(from + i * row, width, space);
-    const T times = is_finite(x, width) ? factor : T(__builtin_nan(""));
-    for (int64_t d = 0; d < width; ++d) panel[d * P + i] = bounded_product(x[d], times);
+    lay_across(space, width, width, panel + first, P);
+  }
+}
+
+// The other way: row i [e] = panel[e][i] * times[i], for n rows whose elements lie `step` apart.
+template <int W, class T>
+void unpack_panel(const T* panel, int64_t n, int64_t width, const T* times, T* to, int64_t row, int64_t step) {
+  constexpr int P = kPanel<T, W>, N = kLanes<T>;
+  for (int64_t first = 0; first < n; first += N) {
+    const int64_t rows = least(N, n - first);
+    int64_t e = 0;
+    for (; step == 1 && e + N <= width; e += N) {
+      VecOf<T> square[N];
+#pragma GCC unroll 16
+      for (int i = 0; i < N; ++i) square[i] = load(panel + (e + i) * P + first);
+      transpose<N / 2>(square);
+      VecOf<T> out[N];  // what registers hold can't be counted through
+#pragma GCC unroll 16
+      for (int i = 0; i < N; ++i) out[i] = square[i];
+      for (int64_t i = 0; i < rows; ++i) store(to + (first + i) * row + e, out[i] * times[first + i]);
+    }
+    for (; e < width; ++e) {
+      for (int64_t i = 0; i < rows; ++i) to[(first + i) * row + e * step] = panel[e * P + first + i] * times[first + i];
+    }
   }
 }
 

@@ -168,6 +168,53 @@ ATTNSPAN_INLINE V where(M mask, V yes) {  // 0 elsewhere
   return (V)((M)yes & mask);
 }
 
+template <int... K>
+struct Indices {};
+template <int N, int... K>
+struct FirstIndices : FirstIndices<N - 1, N - 1, K...> {};
+template <int... K>
+struct FirstIndices<0, K...> {
+  using List = Indices<K...>;
+};
+
+// Of two rows of a square, `step` apart, the blocks beside the diagonal change places.
+template <int step, class V, int... K>
+ATTNSPAN_INLINE void swap_blocks(V& a, V& b, Indices<K...>) {
+  constexpr int N = sizeof...(K);
+  const V above = __builtin_shufflevector(a, b, ((K & step) ? N + K - step : K)...);
+  const V below = __builtin_shufflevector(a, b, ((K & step) ? N + K : K + step)...);
+  a = above;
+  b = below;
+}
+
+// rows[i][j] becomes rows[j][i].
+template <int step, class V, int N>
+ATTNSPAN_INLINE void transpose(V (&rows)[N]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+    if ((i & step) == 0) swap_blocks<step>(rows[i], rows[i + step], typename FirstIndices<N>::List{});
+  }
+  if constexpr (step > 1) transpose<step / 2>(rows);
+}
+
+// to[d][i] = rows[i][d], for as many rows as a vector has lanes, `width` wide.
+template <class T>
+ATTNSPAN_INLINE void lay_across(const T* rows, int64_t row, int64_t width, T* to, int64_t to_row) {
+  constexpr int N = kLanes<T>;
+  int64_t d = 0;
+  for (; d + N <= width; d += N) {
+    VecOf<T> square[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) square[i] = load(rows + i * row + d);
+    transpose<N / 2>(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) store(to + (d + i) * to_row, square[i]);
+  }
+  for (; d < width; ++d) {
+    for (int i = 0; i < N; ++i) to[d * to_row + i] = rows[i * row + d];
+  }
+}
+
 // The polynomials are minimax fits made for this: 2^f = 1 + f * P(f) on [-0.501, 0.501], relative error
 // 2.6e-9 and 1.8e-17; tanh t = t + t^3 P(t^2) on [0, 0.63], relative to t 4.7e-9 and 1.7e-20.
 template <class T>
