@@ -280,9 +280,10 @@ class Inspection(Value):
         Parameters
         ----------
         rows : int, slice or sequence of int, optional
-            Queries; by default all. Only these are computed.
+            Queries; by default all. Only these are computed, in O(rows · S) memory where the mask is
+            kept as intervals.
         heads : int, slice or sequence of int, optional
-            Heads; by default all.
+            Heads; by default all. Only these are computed.
 
         Returns
         -------
@@ -297,10 +298,13 @@ class Inspection(Value):
                 f"queries of {request.sizes.ndim} axes, as they were given",
                 "call weights() inside vmap, and return the weights",
             )
+        if heads is not None and request.sizes.ndim < 4:
+            raise refusal("heads", heads, "None: these queries have no axis of heads")
         picked = _index(request, rows, request.sizes.L, "rows")
+        chosen = _index(request, heads, request.sizes.H, "heads")
         try:
             with as_written(request.q):
-                weights, _ = eager.weights_of(request, picked)
+                weights, _ = eager.weights_of(request, picked, chosen)
         except Exception as error:
             if type(error).__name__ != "UnexpectedTracerError":  # of JAX
                 raise
@@ -308,10 +312,6 @@ class Inspection(Value):
                 "weights: given a record that left jit, grad or vmap while its score holds an array of the "
                 "trace, needed the score's arrays to be known; call weights() inside, and return the weights"
             ) from error
-        if heads is not None:
-            if request.sizes.ndim < 4:
-                raise refusal("heads", heads, "None: these queries have no axis of heads")
-            weights = weights[..., _index(request, heads, request.sizes.H, "heads"), :, :]
         return outer(weights, request.sizes.ndim, 2)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 import attnspan as asp
 from attnspan import oracle
-from attnspan.masks import ValidLens
+from attnspan.masks import Causal, SlidingWindow, ValidLens
 from attnspan.scores import Dot
 
 from .asked import Asked, scale_of
-from .cases import Sizes, masks
+from .cases import SCORES, Sizes, masks
 from .helpers import (
     DTYPES,
     EVERY_DTYPE,
@@ -275,6 +275,27 @@ def test_rows_and_heads_are_slices_of_all_weights(framework: str) -> None:
             if heads is not None:
                 cut = cut[:, [heads] if isinstance(heads, int) else heads]
             np.testing.assert_allclose(values(r.weights(rows, heads)), cut, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_chosen_rows_and_heads_of_every_score(score: str) -> None:
+    """Heads that share keys, masks of each kind, a bias of their own, and parameters of scores per head."""
+    for mask in ("everything", "causal, window, valid", "bits"):
+        r, wanted, _ = look(Asked(score=score, mask=mask, bias="-BHLS"), "numpy", "float64")
+        some = wanted.weights[:, [3, 0]][:, :, [-1, 0, 2]]
+        np.testing.assert_allclose(r.weights([-1, 0, 2], [3, 0]), some, rtol=1e-9, atol=1e-300)
+
+
+def test_rows_of_a_long_call_are_all_that_is_written_out() -> None:
+    """All pairs would be 160 GB, and their mask 40."""
+    n = 200_000
+    q, k = (np.random.default_rng(i).standard_normal((1, 2, n, 4)).astype(np.float32) for i in range(2))
+    mask = SlidingWindow(back=3) & Causal()
+    weights = asp.inspect(q, k, k, mask=mask).weights([0, 150_000], [1])
+    assert weights.shape == (1, 1, 2, n)
+    assert np.flatnonzero(weights[0, 0, 1]).tolist() == [149_997, 149_998, 149_999, 150_000]
+    s = q[0, 1, 150_000] @ k[0, 1, 149_997:150_001].T / 2
+    np.testing.assert_allclose(weights[0, 0, 1, 149_997:150_001], np.exp(s) / np.exp(s).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS[:2])

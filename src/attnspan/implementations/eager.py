@@ -22,7 +22,9 @@ from attnspan.implementations.base import (
     visible,
     weighted,
 )
+from attnspan.implementations.bounded import bound_with_bias, broadcast, prepared_in_bounds
 from attnspan.request import Request
+from attnspan.scores.base import of_heads
 from attnspan.softmax import softmax_parts
 from attnspan.statistics import Statistics, statistics_of
 
@@ -55,35 +57,55 @@ def look_at(request: Request) -> tuple[Any, Statistics]:
     return lse, statistics_of(weights)
 
 
-def weights_of(request: Request, queries: Any = None) -> tuple[Any, Any]:
+def weights_of(request: Request, queries: Any = None, heads: Any = None) -> tuple[Any, Any]:
     """Give (weights before dropout ``(..., H, L, S)``, log-sum-exp ``(..., H, L)``).
 
-    `queries` selects rows: an integer array or a slice.
+    `queries` and `heads`, integer arrays, select: only these are computed.
     """
-    rows = _rows(replace(request, v=request.v[..., :0]), queries)
+    request = replace(request, v=request.v[..., :0])
+    rows = _rows(request) if queries is None and heads is None else _chosen(request, queries, heads)
     xp, sizes = request.xp, request.sizes
     weights, lse = rows.weights, rows.lse
     if rows.poisoned is not None:
         weights = xp.where(rows.poisoned[..., None], float("nan"), weights)
         weights = weights if rows.keep is None else xp.where(rows.keep, weights, 0.0)
         lse = xp.where(rows.poisoned, float("nan"), lse)
-    shape = (*sizes.lead, weights.shape[-2])
+    lead = sizes.lead if heads is None else (*sizes.lead[:-1], heads.shape[0])
+    shape = (*lead, weights.shape[-2])
     return xp.broadcast_to(weights, (*shape, sizes.S)), xp.broadcast_to(lse, shape)
 
 
-def _rows(request: Request, queries: Any = None) -> _Rows:
+def _rows(request: Request) -> _Rows:
     """Score and normalise; excluded and non-finite rows are gone before any product."""
     seen, sizes = visible(request), request.sizes
     keep = seen.keep
     live = None if keep is None else seen_keys(keep, sizes.G)
     ready = prepared(request, seen.sees, live, lambda bad: poisoned_rows(keep, bad, sizes.H))
-    form, poisoned = ready.form, ready.poisoned
+    weights, lse = softmax_parts(scored(ready.form, request.softcap, seen.bias), keep)
+    return _Rows(weights, lse, keep, ready.v, ready.poisoned)
+
+
+def _chosen(request: Request, queries: Any, heads: Any) -> _Rows:
+    """Do the same for some queries and heads: nothing of the size of all pairs is written out."""
+    H = request.sizes.H
+    request = broadcast(request)
+    bound, _ = bound_with_bias(request)
+    ready = prepared_in_bounds(request, bound)
+    seen, form, poisoned = visible(request, queries), ready.form, ready.poisoned
+    keep, bias = seen.keep, seen.bias
     if queries is not None:
-        form, seen = form.rows(queries), visible(request, queries)
+        form = form.rows(queries)
         if poisoned is not None and poisoned.shape[-1] > 1:
             poisoned = poisoned[..., queries]
-    weights, lse = softmax_parts(scored(form, request.softcap, seen.bias), seen.keep)
-    return _Rows(weights, lse, seen.keep, ready.v, poisoned)
+    if heads is not None and form.HEADS:
+        form = form.heads(heads, H)
+        keep, bias = of_heads(keep, -3, heads, H), of_heads(bias, -3, heads, H)
+        poisoned = of_heads(poisoned, -2, heads, H)
+    weights, lse = softmax_parts(scored(form, request.softcap, bias), keep)
+    if heads is not None and not form.HEADS:  # a function was made for all heads
+        weights, lse = of_heads(weights, -3, heads, H), of_heads(lse, -2, heads, H)
+        keep, poisoned = of_heads(keep, -3, heads, H), of_heads(poisoned, -2, heads, H)
+    return _Rows(weights, lse, keep, ready.v, poisoned)
 
 
 def _dropped(request: Request, weights: Any) -> Any:

@@ -34,6 +34,7 @@ __all__ = [
     "checked_number",
     "grouped_product",
     "in_dtype",
+    "of_heads",
     "per_head",
     "xp_of",
 ]
@@ -52,6 +53,8 @@ class Form(Value):
     """
 
     AXES: ClassVar[Axes] = {}
+    HEADS: ClassVar[dict[str, int]] = {}
+    """On which axis of each array its heads lie; of a form that heads can't be taken from, none."""
 
     @abstractmethod
     def scores(self) -> Any:
@@ -80,6 +83,18 @@ class Form(Value):
 
         return self.cut(some)
 
+    def heads(self: F, heads: Any, H: int) -> F:
+        """Keep only some of the H heads: an integer array."""
+        held = {name: getattr(self, name) for name in self.HEADS}
+        return replace(self, **{n: of_heads(x, self.HEADS[n], heads, H) for n, x in held.items()})
+
+
+def of_heads(x: Any, axis: int, heads: Any, H: int) -> Any:
+    """Keep what some of the H query heads use: along `axis`, x has H, one for several of them, or one."""
+    if not is_array(x) or len(x.shape) < -axis or x.shape[axis] == 1:
+        return x
+    return x[(..., heads // (H // x.shape[axis]), *(slice(None),) * (-1 - axis))]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DotForm(Form):
@@ -103,6 +118,7 @@ class DotForm(Form):
         "key_bias": (None, -1),
         "row_constant": (-1, None),
     }
+    HEADS: ClassVar[dict[str, int]] = {"q": -3, "k": -3, "scale": -3, "key_bias": -2, "row_constant": -2}
 
     q: Any
     k: Any
@@ -134,6 +150,7 @@ class AdditiveForm(Form):
     """
 
     AXES: ClassVar[Axes] = {"a": (-2, None), "b": (None, -2)}
+    HEADS: ClassVar[dict[str, int]] = {"a": -3, "b": -3, "w": -4}
 
     a: Any
     b: Any
