@@ -105,7 +105,7 @@ ATTNSPAN_INLINE void pack_columns(const T* x, int64_t width, int64_t row, T* col
 // The sum of products of two rows: 16 chains whose sums are added in pairs, on every machine.
 template <class T>
 ATTNSPAN_INLINE T row_product(const T* a, const T* b, int64_t n) {
-  constexpr int N = kLanes<T>, K = kChains, M = K / N;
+  constexpr int N = kLanes<T>, K = 16, M = K / N;
   VecOf<T> sums[M] = {};
   int64_t i = 0;
   for (; i + K <= n; i += K) {

@@ -3,14 +3,20 @@
 
 #include "dot_backward.h"
 #include "dot_forward.h"
+#include "dot_row.h"
 
 namespace attnspan {
 namespace ATTNSPAN_SET {
 
 template <class T, class X>
 ATTNSPAN_INLINE void run(const ForwardJob& job, int64_t item) {
-  if (job.task->problem.n.L <= kLanes<T>) return Forward<T, X, 1>(job).run(item);
-  Forward<T, X, 3>(job).run(item);
+  const DotForward& task = *job.task;
+  if (task.problem.n.L > kLanes<T>) return Forward<T, X, 3>(job).run(item);
+  // One query alone; what is asked about it, and dropout, are the panels'.
+  if (task.problem.n.L == 1 && task.problem.dropout == 0 && task.entropy.data == nullptr) {
+    return Row<T, X>(job).run(item);
+  }
+  Forward<T, X, 1>(job).run(item);
 }
 template <class T, class X>
 ATTNSPAN_INLINE void run(const BackwardJob& job, int64_t item) {

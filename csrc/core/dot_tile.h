@@ -21,9 +21,6 @@ constexpr int kRows = W == 1 ? 8 : 4;
 template <class T, int W>
 constexpr int kPanels = kQueryTile / kPanel<T, W>;
 
-// Chains of sums along a row, whatever the width of a vector.
-constexpr int kChains = 16;
-
 ATTNSPAN_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 ATTNSPAN_INLINE int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -321,6 +318,12 @@ struct Drops {
   }
 };
 
+// What overflowed stops at the largest number. NaN stays.
+template <class T>
+ATTNSPAN_INLINE T bounded(T x) {
+  return x > -Types<T>::kLowest ? -Types<T>::kLowest : x < Types<T>::kLowest ? Types<T>::kLowest : x;
+}
+
 // to[d] = x[d] * factor; what overflows stops at the largest number. NaN stays.
 template <class T>
 ATTNSPAN_INLINE void scale_row(const T* x, int64_t width, T factor, T* to) {
@@ -334,9 +337,7 @@ ATTNSPAN_INLINE void scale_row(const T* x, int64_t width, T factor, T* to) {
     store(to + d, y);
   }
   for (; d < width; ++d) {
-    T y = x[d] * factor;
-    if (!shrinks) y = y > -lowest ? -lowest : y < lowest ? lowest : y;
-    to[d] = y;
+    to[d] = shrinks ? x[d] * factor : bounded(x[d] * factor);
   }
 }
 
