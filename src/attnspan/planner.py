@@ -48,6 +48,8 @@ class Plan:
     ----------
     implementation : str
         What runs.
+    because : tuple of str
+        Why "auto" takes it before others that could, if there is more to say than its place.
     refused : tuple of (str, tuple of str)
         The implementations that cannot, each with its reasons.
     passed_over : tuple of (str, tuple of str)
@@ -63,6 +65,7 @@ class Plan:
     """
 
     implementation: str
+    because: tuple[str, ...]
     refused: tuple[tuple[str, tuple[str, ...]], ...]
     passed_over: tuple[tuple[str, tuple[str, ...]], ...]
     request: str
@@ -78,7 +81,7 @@ class Plan:
             f"score       {self.score}",
             f"mask        {self.mask}",
             f"            {self.mask_form}",
-            f"runs        {self.implementation}",
+            f"runs        {': '.join((self.implementation, *self.because))}",
         ]
         for name, reasons in self.refused:
             lines.append(f"refused     {name}: {'; '.join(reasons)}")
@@ -102,7 +105,7 @@ def choose(request: Request, name: str) -> Implementation:
         If the named one cannot; all its reasons are listed.
     """
     if name == "auto":
-        for one in IMPLEMENTATIONS:
+        for one in sorted(IMPLEMENTATIONS, key=lambda one: not _merits(one, request)):
             if not one.reasons_against(request) and not _drawbacks(one, request):
                 return one
     for one in IMPLEMENTATIONS:
@@ -120,6 +123,10 @@ def choose(request: Request, name: str) -> Implementation:
 
 def _drawbacks(one: Implementation, request: Request) -> list[str]:
     return [] if one.drawbacks is None else one.drawbacks(request)
+
+
+def _merits(one: Implementation, request: Request) -> list[str]:
+    return [] if one.merits is None else one.merits(request)
 
 
 def looker(request: Request, chosen: Implementation) -> Callable[[Request], tuple[Any, Statistics]]:
@@ -149,6 +156,7 @@ def plan_of(request: Request, name: str) -> Plan:
         shown = "none: every query sees every key"
     return Plan(
         implementation=chosen.name,
+        because=tuple(_merits(chosen, request)) if name == "auto" else (),
         refused=tuple(refused),
         passed_over=tuple(passed_over),
         request=f"{request.sizes} {describe(request.q).split('[')[0]} {request.kind}",

@@ -1,4 +1,4 @@
-"""Operators that torch.compile must not look into. Imported only while it traces."""
+"""What torch.compile must not look into."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from attnspan.dropout import row_words
 
-__all__ = ["opaque", "opaque_row_words"]
+__all__ = ["has_matrix_unit", "opaque", "opaque_row_words"]
 
 
 @torch.library.custom_op("attnspan::opaque", mutates_args=())
@@ -36,3 +36,9 @@ def opaque_row_words(i: torch.Tensor, n: torch.Tensor, low: torch.Tensor, high: 
 @opaque_row_words.register_fake
 def _(i: torch.Tensor, n: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     return i.new_empty((2, *torch.broadcast_shapes(i.shape, n.shape)))
+
+
+@torch.compiler.assume_constant_result
+def has_matrix_unit() -> bool:
+    """Tell whether PyTorch multiplies bfloat16 by AMX on this machine."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))

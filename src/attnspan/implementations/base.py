@@ -64,6 +64,8 @@ class Implementation:
         Gives (output, log-sum-exp, statistics) from one pass, the output as `attend` gives it bit for bit.
     drawbacks : callable, optional
         Gives the reasons why "auto" passes it over though it can answer.
+    merits : callable, optional
+        Gives the reasons why "auto" takes it, if it can answer, before those that come first.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Implementation:
     look: Callable[[Request], tuple[Any, Statistics]] | None = None
     attend_and_look: Callable[[Request], tuple[Any, Any, Statistics]] | None = None
     drawbacks: Callable[[Request], list[str]] | None = None
+    merits: Callable[[Request], list[str]] | None = None
 
 
 @dataclass(frozen=True)

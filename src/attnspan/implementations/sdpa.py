@@ -41,6 +41,7 @@ from attnspan.scores.base import DotForm, in_dtype, per_head
 __all__ = ["SDPA"]
 
 _LIMITS = tuple(float(np.finfo(dtype).max) / 4 for dtype in (np.float32, np.float64))
+_LONG = 1024  # below, with a gradient, the native kernel is as fast
 _DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
@@ -62,6 +63,20 @@ def reasons_against(request: Request) -> list[str]:
     if any(framework(x) == "torch" and is_transformed(x) for _, x in request.arrays()):
         reasons.append("it has no derivative under forward mode and torch.func transforms")
     return reasons
+
+
+def merits(request: Request) -> list[str]:
+    """Say where PyTorch's kernel is the fastest right answer that was measured."""
+    sizes = request.sizes
+    if request.kind != "torch" or request.q.dtype != request.xp.bfloat16 or request.q.device.type != "cpu":
+        return []
+    if not _is_plain(request.score) or request.bias is not None or min(sizes.L, sizes.S) < _LONG:
+        return []
+    if request.mask is not None and not _is_top_left_causal(request):
+        return []
+    from attnspan.torch_ops import has_matrix_unit
+
+    return ["it multiplies bfloat16 by the matrix unit of this machine"] if has_matrix_unit() else []
 
 
 def attend(request: Request) -> Any:
@@ -288,4 +303,4 @@ def intermediate(request: Request) -> int:
     return 0 if request.mask is None or _is_top_left_causal(request) else sizes.B * sizes.L * sizes.S
 
 
-SDPA = Implementation("sdpa", reasons_against, attend, intermediate)
+SDPA = Implementation("sdpa", reasons_against, attend, intermediate, merits=merits)
