@@ -15,8 +15,8 @@ import attnspan as asp
 from attnspan import native
 from attnspan.biases import ALiBi
 from attnspan.errors import AttnspanError
-from attnspan.masks import Causal, Strided, ValidLens
-from attnspan.scores import Gaussian
+from attnspan.masks import Causal, SlidingWindow, Strided, ValidLens
+from attnspan.scores import Gaussian, ScaledDot
 from tests import fresh
 from tests.attention.helpers import close, same_bits, values
 
@@ -503,6 +503,37 @@ def test_without_vector_kernels_it_is_passed_over_and_still_runs_by_name() -> No
     assert "runs        sdpa" in text
     assert "passed over native: it has no kernel for this machine's vector instructions" in text
     assert "tensor(24.)" in text
+
+
+BF16 = {
+    "dense": ((1, 2, 1024, 16), {}),
+    "causal": ((1, 2, 1024, 16), {"mask": Causal()}),
+}
+NOT_ITS = {
+    "short": ((1, 2, 1023, 16), {}),
+    "a window": ((1, 2, 1024, 16), {"mask": SlidingWindow(64)}),
+    "lengths": ((1, 2, 1024, 16), {"mask": ValidLens(7)}),
+    "a bias": ((1, 2, 1024, 16), {"bias": ALiBi([0.5, 0.25])}),
+    "another score": ((1, 2, 1024, 16), {"score": Gaussian()}),
+    "a negative scale": ((1, 2, 1024, 16), {"score": ScaledDot(-1.0)}),
+    "a softcap": ((1, 2, 1024, 16), {"softcap": 2.0}),
+    "dropout": ((1, 2, 1024, 16), {"dropout": 0.5, "rng": 0}),
+}
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_long_bfloat16_goes_to_the_matrix_unit_where_there_is_one(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnspan.torch_ops.has_matrix_unit", lambda: has)
+    for name, (shape, options) in (BF16 | NOT_ITS).items():
+        x = torch.ones(shape, dtype=torch.bfloat16)
+        plan = asp.plan(x, x, x, **options)
+        wins = has and name in BF16
+        assert plan.implementation == ("sdpa" if wins else "native"), name
+        assert ("sdpa: it multiplies bfloat16 by the matrix unit of this machine" in str(plan)) == wins
+        for dtype in (torch.float16, torch.float32):
+            assert asp.plan(*[x.to(dtype)] * 3, **options).implementation == "native"
 
 
 def test_where_it_did_not_compile_all_else_works() -> None:
