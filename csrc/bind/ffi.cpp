@@ -22,14 +22,23 @@ xf::Error run_softmax(xf::ThreadPool pool, xf::AnyBuffer scores, xf::Buffer<xf::
     return xf::Error::InvalidArgument("scores, weights, lse: dtypes that don't belong together");
   }
   const auto shape = weights->dimensions();
-  const xf::Span<const int64_t> lead(shape.begin(), shape.size() - 4);
+  const size_t rank = shape.size();
+  if (rank < 4 || scores.dimensions().size() != rank || start.dimensions().size() != rank ||
+      stop.dimensions().size() != rank || lse->dimensions().size() != rank - 1) {
+    return xf::Error::InvalidArgument("scores, start, stop, weights, lse: numbers of axes that don't belong together");
+  }
+  const xf::Span<const int64_t> lead(shape.begin(), rank - 4);
   const Operand in(scores), first(start), last(stop), out(*weights), out_lse(*lse, 3);
+  bool fits = in.fits(lead, true) && first.fits(lead, true) && last.fits(lead, true) && out_lse.fits(lead, false);
   std::unique_ptr<Operand> bits;
   if (rest.size() > 0) {
     const auto words = rest.get<xf::Buffer<xf::U8>>(0);
     if (!words) return words.error();
+    if (words->dimensions().size() != rank) return xf::Error::InvalidArgument("bits: another number of axes");
     bits = std::make_unique<Operand>(*words);
+    fits = fits && bits->fits(lead, true);
   }
+  if (!fits) return xf::Error::InvalidArgument("scores, start, stop, bits, lse: axes of vmap that don't belong together");
 
   int64_t count = 1;
   for (const int64_t n : lead) count *= n;

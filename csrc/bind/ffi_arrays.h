@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 
 #include "../core/executor.h"
 #include "../core/types.h"
@@ -40,6 +41,16 @@ inline bool dtype_of(xf::DataType type, Dtype* dtype) {
   }
 }
 
+// What is thrown inside a handler must not leave it.
+template <class Run>
+xf::Error without_throwing(const Run& run) {
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    return xf::Error(xf::ErrorCode::kResourceExhausted, "no memory left for the kernel's own records");
+  }
+}
+
 // One operand under vmap: axes in front of its own four, each of the call's size or 1.
 class Operand {
  public:
@@ -62,6 +73,12 @@ class Operand {
       std::swap(array_.shape[1], array_.shape[2]);
       std::swap(array_.stride[1], array_.stride[2]);
     }
+  }
+
+  // Whether the leading axes are those of the call, or (of an operand that is read) 1 where it has no such axis.
+  bool fits(xf::Span<const int64_t> lead, bool read) const {
+    return std::equal(shape_.begin(), shape_.begin() + lead_, lead.begin(), lead.end(),
+                      [read](int64_t n, int64_t size) { return n == size || (read && n == 1); });
   }
 
   int64_t batch() const { return array_.shape[0]; }

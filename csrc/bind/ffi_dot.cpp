@@ -52,7 +52,7 @@ struct Attributes {
 // The operands of a call by place, and how its axes of vmap are gone through.
 class Call {
  public:
-  // Whether the call is well formed; `error` says what is wrong.
+  // Whether the call is well formed; `error` says what is wrong. Shapes beside the axes of vmap are checked later.
   template <size_t n>
   bool read(xf::RemainingArgs args, xf::RemainingRets rets, const Attributes& a, const Slot (&results)[n],
             size_t inputs) {
@@ -67,7 +67,7 @@ class Call {
       in_.emplace_back();
       if ((a.given >> i & 1) == 0) continue;
       const auto buffer = args.get<xf::AnyBuffer>(taken++);
-      if (!buffer || !take(*buffer, kInputs[i], a.order, &in_)) return wrong(kInputs[i].name);
+      if (!buffer || !take(*buffer, kInputs[i], a.order, &in_)) return misfit(kInputs[i].name);
     }
     if (taken != args.size()) return wrong("given: more operands than places");
     taken = 0;
@@ -75,13 +75,19 @@ class Call {
       out_.emplace_back();
       if ((a.asked >> i & 1) == 0) continue;
       auto buffer = rets.get<xf::AnyBuffer>(taken++);
-      if (!buffer || !take(**buffer, results[i], a.order, &out_)) return wrong(results[i].name);
+      if (!buffer || !take(**buffer, results[i], a.order, &out_)) return misfit(results[i].name);
     }
     if (taken == 0 || taken != rets.size()) return wrong("asked: more results than places");
     if (!in_[q] || !in_[k] || !in_[v]) return wrong("q, k, v: needed");
     auto first = rets.get<xf::AnyBuffer>(0);
     const auto shape = (*first)->dimensions();
     lead_ = xf::Span<const int64_t>(shape.begin(), axes_);
+    for (size_t i = 0; i < inputs; ++i) {
+      if (in_[i] && !in_[i]->fits(lead_, true)) return misfit(kInputs[i].name);
+    }
+    for (size_t i = 0; i < n; ++i) {
+      if (out_[i] && !out_[i]->fits(lead_, false)) return misfit(results[i].name);
+    }
     count_ = 1;
     for (const int64_t size : lead_) count_ *= size;
     fold_ = true;
@@ -115,6 +121,9 @@ class Call {
   bool wrong(const std::string& what) {
     error = what;
     return false;
+  }
+  bool misfit(const std::string& name) {
+    return wrong(name + ": given a dtype, a number of axes or axes of vmap that don't go with those of q");
   }
 
   bool take(const xf::AnyBuffer& buffer, const Slot& slot, std::string_view order,
@@ -153,18 +162,20 @@ xf::Error run_forward(xf::ThreadPool pool, xf::RemainingArgs args, xf::Remaining
   Call call;
   if (!call.read(args, rets, a, kForward, Input::out)) return xf::Error::InvalidArgument(call.error);
   XlaPool executor(pool);
-  for (int64_t i = 0; i < call.calls(); ++i) {
-    DotForward task{};
-    std::string error = call.problem(a, i, &task.problem);
-    if (error.empty()) {
-      error = check_dot_forward({call.out(0, i).array, call.out(1, i), call.out(2, i), call.out(3, i),
-                                 call.out(4, i), call.out(5, i), call.out(6, i)},
-                                &task);
+  return without_throwing([&] {
+    for (int64_t i = 0; i < call.calls(); ++i) {
+      DotForward task{};
+      std::string error = call.problem(a, i, &task.problem);
+      if (error.empty()) {
+        error = check_dot_forward({call.out(0, i).array, call.out(1, i), call.out(2, i), call.out(3, i),
+                                   call.out(4, i), call.out(5, i), call.out(6, i)},
+                                  &task);
+      }
+      if (!error.empty()) return xf::Error::InvalidArgument(error);
+      dot_forward(task, executor);
     }
-    if (!error.empty()) return xf::Error::InvalidArgument(error);
-    dot_forward(task, executor);
-  }
-  return xf::Error::Success();
+    return xf::Error::Success();
+  });
 }
 
 xf::Error run_backward(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets, double scale,
@@ -175,19 +186,21 @@ xf::Error run_backward(xf::ThreadPool pool, xf::RemainingArgs args, xf::Remainin
   if (!call.read(args, rets, a, kBackward, std::size(kInputs))) return xf::Error::InvalidArgument(call.error);
   for (size_t slot = 1; slot < 5; ++slot) call.clear(slot);  // the kernel adds to all but dq and dslopes
   XlaPool executor(pool);
-  for (int64_t i = 0; i < call.calls(); ++i) {
-    DotBackward task{};
-    std::string error = call.problem(a, i, &task.problem);
-    if (error.empty()) {
-      error = check_dot_backward({call.in(Input::out, i).array, call.in(top, i).array, call.in(inverse, i).array,
-                                  call.in(dout, i).array, call.in(dlse, i), call.out(0, i), call.out(1, i),
-                                  call.out(2, i), call.out(3, i), call.out(4, i), call.out(5, i)},
-                                 &task);
+  return without_throwing([&] {
+    for (int64_t i = 0; i < call.calls(); ++i) {
+      DotBackward task{};
+      std::string error = call.problem(a, i, &task.problem);
+      if (error.empty()) {
+        error = check_dot_backward({call.in(Input::out, i).array, call.in(top, i).array, call.in(inverse, i).array,
+                                    call.in(dout, i).array, call.in(dlse, i), call.out(0, i), call.out(1, i),
+                                    call.out(2, i), call.out(3, i), call.out(4, i), call.out(5, i)},
+                                   &task);
+      }
+      if (!error.empty()) return xf::Error::InvalidArgument(error);
+      dot_backward(task, executor);
     }
-    if (!error.empty()) return xf::Error::InvalidArgument(error);
-    dot_backward(task, executor);
-  }
-  return xf::Error::Success();
+    return xf::Error::Success();
+  });
 }
 
 auto binding() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../core/dispatch.h"
+#include "../core/dot.h"
 #include "../core/isa.h"
 #include "../core/softmax.h"
 #include "../core/validate.h"
@@ -56,6 +57,7 @@ NB_MODULE(_native, m) {
         nb::arg("stop"), nb::arg("bits").none(), nb::arg("weights"), nb::arg("lse"), nb::arg("threads"),
         nb::arg("executor"));
   attnspan::define_dot(m);
+  m.attr("most_width") = attnspan::kMostWidth;
   m.def("isa", &attnspan::isa);
   m.def("isas", &attnspan::isas);
   m.def("kernel_isa", [] { return std::string(attnspan::name_of(attnspan::kernels().isa)); });

@@ -21,6 +21,8 @@ namespace attnspan {
 constexpr int64_t kKeyTile = 192;
 // Queries of one work item.
 constexpr int64_t kQueryTile = 96;
+// Numbers of one query, key or value: each thread holds a tile of them.
+constexpr int64_t kMostWidth = 65536;
 
 struct DotSizes {
   int64_t B, H, G, L, S, D, E;  // query head h uses key/value head h / (H / G)

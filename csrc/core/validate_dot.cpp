@@ -85,6 +85,9 @@ std::string check_dot(const DotArrays& arrays, Dot* problem) {
   checks.array("v", arrays.v, item, {B, G, S, E}, kRows, &problem->v);
   checks.expect(G == 0 ? H == 0 : H % G == 0, "k", std::to_string(G) + " heads",
                 "a number that divides the " + std::to_string(H) + " of q");
+  const std::string widest = "at most " + std::to_string(kMostWidth) + ": a tile of them is held at once";
+  checks.expect(D <= kMostWidth, "q", std::to_string(D) + " numbers a query", widest);
+  checks.expect(E <= kMostWidth, "v", std::to_string(E) + " numbers a value", widest);
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   checks.expect(L <= most, "q", std::to_string(L) + " queries", "fewer than 2^31: dropout counts them in 32 bits");
   checks.expect(S <= most, "k", std::to_string(S) + " keys", "fewer than 2^31: spans are int32");

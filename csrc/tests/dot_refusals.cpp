@@ -172,6 +172,9 @@ TEST(sizes_of_dot_that_do_not_fit_are_refused) {
   CHECK(refused("k: given 2147483648 keys, needed fewer than 2^31", [](Call& c) {
     for (Array* a : {&c.in.k, &c.in.v}) a->shape[2] = int64_t{1} << 31, a->stride[2] = 0;
   }));
+  CHECK(refused("q: given 65537 numbers a query, needed at most 65536",
+                [](Call& c) { c.in.q.shape[3] = c.in.k.shape[3] = 65537; }));
+  CHECK(refused("v: given 65537 numbers a value, needed at most 65536", [](Call& c) { c.in.v.shape[3] = 65537; }));
   for (int axis = 0; axis < 4; ++axis) {
     CHECK(refused("q: given shape", [axis](Call& c) { c.in.q.shape[axis] = huge, c.in.q.stride[axis] = axis == 3; }));
   }

@@ -16,7 +16,7 @@ from attnspan import native
 from attnspan.biases import ALiBi
 from attnspan.errors import AttnspanError
 from attnspan.masks import Causal, SlidingWindow, Strided, ValidLens
-from attnspan.scores import Gaussian, ScaledDot
+from attnspan.scores import Gaussian, LowRankBilinear, ScaledDot
 from tests import fresh
 from tests.attention.helpers import close, same_bits, values
 
@@ -485,6 +485,20 @@ def test_other_kinds_of_tensor_are_refused() -> None:
     meta = [x.to("meta") for x in (q, k, v)]
     with pytest.raises(asp.NotSupportedError, match="it runs on the CPU, and the arrays are on meta"):
         ask(*meta, mask=None)
+
+
+def test_vectors_too_wide_for_a_tile_go_elsewhere() -> None:
+    narrow, wide = torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 65537)
+    thin = LowRankBilinear(torch.ones(65537, 3), torch.ones(65537, 3))
+    for call, options in (
+        ((wide, wide, narrow), {}),
+        ((narrow, narrow, wide), {}),
+        ((narrow, narrow, narrow), {"score": thin}),
+    ):
+        said = str(asp.plan(*call, **options))
+        assert "refused     native: its vectors have at most 65536 numbers" in said
+    fits = wide[..., :-1]
+    assert torch.equal(asp.attention(fits, fits, fits, implementation="native"), fits)
 
 
 PLANS = """

@@ -33,6 +33,7 @@ def _why_missing() -> str | None:
 
 _MISSING = _why_missing()  # asked once: a compiler that traces a call must not trace an import
 _SCALAR = _MISSING is None and native.load().kernel_isa() == "scalar"
+_WIDEST = native.load().most_width if _MISSING is None else math.inf
 _DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
@@ -42,6 +43,9 @@ def reasons_against(request: Request) -> list[str]:
     score, sizes = request.score, request.sizes
     if not sizes.S or not sizes.L:
         reasons.append("there is nothing to attend to" if sizes.L else "there is no query")
+    rank = score.W_q.shape[-2] if isinstance(score, LowRankBilinear) else 0
+    if max(sizes.Dq, sizes.Dk, sizes.E, rank) > _WIDEST:
+        reasons.append(f"its vectors have at most {_WIDEST} numbers")
     if not isinstance(score, _DOT_FORMS):
         reasons.append(f"the score {type(score).__name__} is no dot form")
     scale = getattr(score, "scale", None)
