@@ -3,7 +3,7 @@
 
 #include "dot_backward.h"
 #include "dot_forward.h"
-#include "dot_row.h"
+#include "dot_one_query.h"
 
 namespace attnspan {
 namespace ATTNSPAN_SET {
@@ -14,7 +14,7 @@ ATTNSPAN_INLINE void run(const ForwardJob& job, int64_t item) {
   if (task.problem.n.L > kLanes<T>) return Forward<T, X, 3>(job).run(item);
   // One query alone; what is asked about it, and dropout, are the panels'.
   if (task.problem.n.L == 1 && task.problem.dropout == 0 && task.entropy.data == nullptr) {
-    return Row<T, X>(job).run(item);
+    return OneQuery<T, X>(job).run(item);
   }
   Forward<T, X, 1>(job).run(item);
 }

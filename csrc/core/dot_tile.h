@@ -91,6 +91,17 @@ void careful_product(const T* rows, int64_t row, const T* p, int64_t width, Rang
   }
 }
 
+// What overflowed stops at the largest number. NaN stays.
+template <class T>
+ATTNSPAN_INLINE T bounded(T x) {
+  return x > -Types<T>::kLowest ? -Types<T>::kLowest : x < Types<T>::kLowest ? Types<T>::kLowest : x;
+}
+template <class T>
+ATTNSPAN_INLINE VecOf<T> bounded(VecOf<T> x) {
+  const VecOf<T> lowest = splat(Types<T>::kLowest);
+  return x > -lowest ? -lowest : x < lowest ? lowest : x;
+}
+
 // Rows of keys or values in the dtype of the sums: where they lie, or widened into `space`.
 template <class T>
 struct Rows {
@@ -231,6 +242,7 @@ struct Tile {
   // Key bias, softcap, bias, ALiBi; a bias of -inf goes to the masks.
   void pass_through(int64_t first, int64_t n, Range keys, T* s, T* softened) {
     const bool capped = dot.softcap != 0, dense = dot.bias.data != nullptr;
+    const bool bounds = !capped && (dense || dot.slopes.data != nullptr);  // what is added comes to a finite score
     const T cap = static_cast<T>(dot.softcap), inverse = static_cast<T>(1 / dot.softcap);
     const T* added = nullptr;
     if (dot.key_bias.data != nullptr) {
@@ -250,6 +262,7 @@ struct Tile {
       for (int w = 0; w < W; ++w) {
         V x = load(s + j * P + w * N);
         if (added != nullptr) x += added[j];
+        if (bounds) x = bounded<T>(x);
         if (capped) {
           const V t = tanh<T>(x * inverse);
           if (softened != nullptr) store(softened + j * P + w * N, (T(1) - t) * (T(1) + t));
@@ -318,23 +331,15 @@ struct Drops {
   }
 };
 
-// What overflowed stops at the largest number. NaN stays.
-template <class T>
-ATTNSPAN_INLINE T bounded(T x) {
-  return x > -Types<T>::kLowest ? -Types<T>::kLowest : x < Types<T>::kLowest ? Types<T>::kLowest : x;
-}
-
 // to[d] = x[d] * factor; what overflows stops at the largest number. NaN stays.
 template <class T>
 ATTNSPAN_INLINE void scale_row(const T* x, int64_t width, T factor, T* to) {
   constexpr int N = kLanes<T>;
-  constexpr T lowest = Types<T>::kLowest;
   const bool shrinks = factor >= T(-1) && factor <= T(1);  // cannot overflow: nothing to look for
   int64_t d = 0;
   for (; d + N <= width; d += N) {
-    VecOf<T> y = load(x + d) * factor;
-    if (!shrinks) y = y > -lowest ? splat(-lowest) : y < lowest ? splat(lowest) : y;
-    store(to + d, y);
+    const VecOf<T> y = load(x + d) * factor;
+    store(to + d, shrinks ? y : bounded<T>(y));
   }
   for (; d < width; ++d) {
     to[d] = shrinks ? x[d] * factor : bounded(x[d] * factor);
@@ -397,11 +402,7 @@ void unpack_panel(const T* panel, int64_t n, int64_t width, const T* times, T* t
 template <int W, class T>
 void clamp(T* s, Range keys) {
   constexpr int P = kPanel<T, W>, N = kLanes<T>;
-  const VecOf<T> lowest = splat(Types<T>::kLowest);
-  for (int64_t i = keys.first * P; i < keys.last * P; i += N) {
-    const VecOf<T> x = load(s + i);
-    store(s + i, x > -lowest ? -lowest : x < lowest ? lowest : x);
-  }
+  for (int64_t i = keys.first * P; i < keys.last * P; i += N) store(s + i, bounded<T>(load(s + i)));
 }
 
 }  // namespace ATTNSPAN_SET

@@ -181,8 +181,14 @@ struct FirstIndices<0, K...> {
 template <int step, class V, int... K>
 ATTNSPAN_INLINE void swap_blocks(V& a, V& b, Indices<K...>) {
   constexpr int N = sizeof...(K);
+#ifdef __clang__
   const V above = __builtin_shufflevector(a, b, ((K & step) ? N + K - step : K)...);
   const V below = __builtin_shufflevector(a, b, ((K & step) ? N + K : K + step)...);
+#else  // which every GCC has
+  using M = decltype(a < b);
+  const V above = __builtin_shuffle(a, b, M{((K & step) ? N + K - step : K)...});
+  const V below = __builtin_shuffle(a, b, M{((K & step) ? N + K : K + step)...});
+#endif
   a = above;
   b = below;
 }

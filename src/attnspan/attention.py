@@ -283,7 +283,7 @@ class Inspection(Value):
             Queries; by default all. Only these are computed, in O(rows · S) memory where the mask is
             kept as intervals.
         heads : int, slice or sequence of int, optional
-            Heads; by default all. Only these are computed.
+            Heads; by default all. Only these are computed; a score that is a function is asked for all.
 
         Returns
         -------

@@ -9,6 +9,7 @@ import pytest
 
 import attnspan as asp
 from attnspan import native
+from attnspan.biases import ALiBi
 from attnspan.errors import AttnspanError
 from attnspan.masks import Causal, Dense, FirstKeys, SlidingWindow, Strided, ValidLens
 from tests.attention.asked import Asked, hold
@@ -129,6 +130,20 @@ def test_views_of_any_strides_have_the_same_bits(framework: str) -> None:
     same_bits(asp.attention(*views, implementation="native"), wanted)
     twice = [array(np.repeat(values(x), 2, -1), framework, "float32")[..., ::2] for x in (q, k, v)]
     same_bits(asp.attention(*twice, implementation="native"), wanted)
+
+
+@pytest.mark.parametrize("L", [1, 2, 40])
+@pytest.mark.parametrize("name", ["bias", "alibi"])
+def test_a_bias_comes_to_scores_that_stopped_at_the_end_of_the_range(name: str, L: int) -> None:
+    q, k = np.full((1, 1, L, 4), 1e25, np.float32), np.full((1, 1, 2, 4), 1e25, np.float32)
+    v = np.array([0.0, 1.0], np.float32)[None, None, :, None]
+    bias = np.array([-1e38, 0.0], np.float32) if name == "bias" else ALiBi([1e38], align=2 - L)
+    options: dict[str, Any] = {
+        "bias": bias,
+        "implementation": "native",
+    }  # the last key is the last query's nearest
+    assert asp.attention(q, k, v, **options)[0, 0, -1] == 1.0
+    assert asp.inspect(q, k, v, **options).out[0, 0, -1] == 1.0
 
 
 def test_scores_beyond_the_range_stop_at_its_end() -> None:

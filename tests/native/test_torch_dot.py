@@ -347,6 +347,21 @@ def test_exported_for_open_lengths() -> None:
         jvp(lambda q: run(q, *sample[1:]), sample[:1], sample[:1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_exported_keeps_every_length_open(dtype: Any) -> None:
+    """The choice of the implementation, too, leaves lengths free: some are chosen by their size."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return asp.attention(x, x, x, mask=Causal())
+
+    dim = torch.export.Dim("L", min=2, max=8192)
+    run = torch.export.export(Layer(), (torch.ones(1, 2, 5, 32, dtype=dtype),), dynamic_shapes=({2: dim},))
+    for length in (7, 1500):
+        x = torch.randn(1, 2, length, 32).to(dtype)
+        same_bits(run.module()(x), asp.attention(x, x, x, mask=Causal(), implementation="native"))
+
+
 def test_compiled_transforms_and_tangents_take_another_way() -> None:
     import torch.autograd.forward_ad as forward
     from torch.func import grad, jvp
@@ -519,19 +534,26 @@ def test_without_vector_kernels_it_is_passed_over_and_still_runs_by_name() -> No
     assert "tensor(24.)" in text
 
 
-BF16 = {
-    "dense": ((1, 2, 1024, 16), {}),
-    "causal": ((1, 2, 1024, 16), {"mask": Causal()}),
+LONG = (1, 2, 1024, 32)
+BF16: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dense": ((LONG,) * 3, {}),
+    "causal": ((LONG,) * 3, {"mask": Causal()}),
+    "grouped heads": ((LONG, (1, 1, 1024, 32), (1, 1, 1024, 32)), {}),
+    "3-D": (((2, 1024, 32),) * 3, {}),
 }
-NOT_ITS = {
-    "short": ((1, 2, 1023, 16), {}),
-    "a window": ((1, 2, 1024, 16), {"mask": SlidingWindow(64)}),
-    "lengths": ((1, 2, 1024, 16), {"mask": ValidLens(7)}),
-    "a bias": ((1, 2, 1024, 16), {"bias": ALiBi([0.5, 0.25])}),
-    "another score": ((1, 2, 1024, 16), {"score": Gaussian()}),
-    "a negative scale": ((1, 2, 1024, 16), {"score": ScaledDot(-1.0)}),
-    "a softcap": ((1, 2, 1024, 16), {"softcap": 2.0}),
-    "dropout": ((1, 2, 1024, 16), {"dropout": 0.5, "rng": 0}),
+NOT_ITS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "short": (((1, 2, 1023, 32),) * 3, {}),
+    "narrow": (((1, 2, 1024, 31),) * 3, {}),
+    "another width of values": ((LONG, LONG, (1, 2, 1024, 16)), {}),
+    "5-D": (((1, 2, 2, 1024, 32),) * 3, {}),
+    "keys for all": (((2, 2, 1024, 32), LONG, LONG), {}),
+    "a window": ((LONG,) * 3, {"mask": SlidingWindow(64)}),
+    "lengths": ((LONG,) * 3, {"mask": ValidLens(7)}),
+    "a bias": ((LONG,) * 3, {"bias": ALiBi([0.5, 0.25])}),
+    "another score": ((LONG,) * 3, {"score": Gaussian()}),
+    "a negative scale": ((LONG,) * 3, {"score": ScaledDot(-1.0)}),
+    "a softcap": ((LONG,) * 3, {"softcap": 2.0}),
+    "dropout": ((LONG,) * 3, {"dropout": 0.5, "rng": 0}),
 }
 
 
@@ -540,14 +562,22 @@ def test_long_bfloat16_goes_to_the_matrix_unit_where_there_is_one(
     has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnspan.torch_ops.has_matrix_unit", lambda: has)
-    for name, (shape, options) in (BF16 | NOT_ITS).items():
-        x = torch.ones(shape, dtype=torch.bfloat16)
-        plan = asp.plan(x, x, x, **options)
+    for name, (shapes, options) in (BF16 | NOT_ITS).items():
+        qkv = [torch.ones(shape, dtype=torch.bfloat16) for shape in shapes]
+        plan = asp.plan(*qkv, **options)
         wins = has and name in BF16
         assert plan.implementation == ("sdpa" if wins else "native"), name
         assert ("sdpa: it multiplies bfloat16 by the matrix unit of this machine" in str(plan)) == wins
         for dtype in (torch.float16, torch.float32):
-            assert asp.plan(*[x.to(dtype)] * 3, **options).implementation == "native"
+            assert asp.plan(*[x.to(dtype) for x in qkv], **options).implementation == "native", name
+    strided = torch.ones(1, 2, 32, 1024, dtype=torch.bfloat16).mT
+    assert asp.plan(strided, strided, strided).implementation == "native"
+
+
+def test_where_pytorch_writes_scores_out_the_plan_counts_them() -> None:
+    q, wide = torch.ones(2, 3, 8, 4), torch.ones(2, 3, 8, 5)
+    assert asp.plan(q, q, q, implementation="sdpa").cost.intermediate == 0
+    assert asp.plan(q, q, wide, implementation="sdpa").cost.intermediate == 2 * 3 * 8 * 8 * 4
 
 
 def test_where_it_did_not_compile_all_else_works() -> None:

@@ -7,6 +7,7 @@ cannot do is a reason against.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from typing import Any
 
@@ -41,7 +42,7 @@ from attnspan.scores.base import DotForm, in_dtype, per_head
 __all__ = ["SDPA"]
 
 _LIMITS = tuple(float(np.finfo(dtype).max) / 4 for dtype in (np.float32, np.float64))
-_LONG = 1024  # below, with a gradient, the native kernel is as fast
+_LONG, _WIDE = 1024, 32  # below either, with a gradient, the native kernel is as fast
 _DOT_FORMS = (Dot, ScaledDot, Cosine, Gaussian, Bilinear, LowRankBilinear)
 
 
@@ -70,7 +71,11 @@ def merits(request: Request) -> list[str]:
     sizes = request.sizes
     if request.kind != "torch" or request.q.dtype != request.xp.bfloat16 or request.q.device.type != "cpu":
         return []
-    if not _is_plain(request.score) or request.bias is not None or min(sizes.L, sizes.S) < _LONG:
+    if sys.modules["torch"].compiler.is_exporting():  # for any lengths, and for other machines
+        return []
+    if not _is_plain(request.score) or request.bias is not None or not _is_fused(request):
+        return []
+    if min(sizes.L, sizes.S) < _LONG or sizes.Dq < _WIDE:
         return []
     if request.mask is not None and not _is_top_left_causal(request):
         return []
@@ -171,6 +176,13 @@ def _is_plain(score: Any) -> bool:
         scale = score.scale
         return scale is None or (isinstance(scale, (int, float)) and 0 < scale < float("inf"))
     return type(score) is Dot
+
+
+def _is_fused(request: Request) -> bool:
+    """Tell whether PyTorch has one kernel for arrays of these shapes, or does part after part."""
+    q, k, v = request.q, request.k, request.v
+    one_batch = len(q.shape) <= 4 and q.shape[:-3] == k.shape[:-3] == v.shape[:-3]
+    return one_batch and q.shape[-1] == v.shape[-1] and all(x.stride(-1) == 1 for x in (q, k, v))
 
 
 def _fits(form: DotForm) -> bool:
@@ -298,9 +310,11 @@ def _twice_differentiable() -> Any:
 
 
 def intermediate(request: Request) -> int:
-    """Give the bytes of the mask written out."""
+    """Give the bytes of the mask written out, and of the scores where PyTorch writes them out."""
     sizes = request.sizes
-    return 0 if request.mask is None or _is_top_left_causal(request) else sizes.B * sizes.L * sizes.S
+    mask = 0 if request.mask is None or _is_top_left_causal(request) else sizes.B * sizes.L * sizes.S
+    scores = math.prod(sizes.lead) * sizes.L * sizes.S * int(request.q.dtype.itemsize)
+    return max(mask, 0 if _is_fused(request) else scores)
 
 
 SDPA = Implementation("sdpa", reasons_against, attend, intermediate, merits=merits)

@@ -11,7 +11,7 @@ namespace attnspan {
 namespace ATTNSPAN_SET {
 
 template <class T, class X>
-struct Row {
+struct OneQuery {
   static constexpr int N = kLanes<T>;
   using V = VecOf<T>;
   const DotForward& task;
@@ -21,7 +21,7 @@ struct Row {
   T *query, *s, *o;
   T top, sum;
 
-  ATTNSPAN_INLINE explicit Row(const ForwardJob& job)
+  ATTNSPAN_INLINE explicit OneQuery(const ForwardJob& job)
       : task(*job.task), dot(job.task->problem), tile(job.task->problem, *job.flags) {
     Cutter cutter{nullptr};
     cut(cutter);
@@ -89,12 +89,6 @@ struct Row {
     for (j = keys.first; tile.bad && j < keys.last; ++j) {
       if (tile.bad_keys[j]) s[j] = T(__builtin_nan(""));
     }
-    bool odd = false;
-    for (j = keys.first; j < keys.last; ++j) odd |= !(s[j] * T(0) == T(0));
-    if (!odd) return;
-    for (j = keys.first; j < keys.last; ++j) {  // what overflowed stops at the largest number
-      if (!tile.bad || !tile.bad_keys[j]) s[j] = bounded(s[j]);
-    }
   }
 
   // Key bias, softcap, bias, ALiBi; a bias of -inf goes to the masks.
@@ -109,9 +103,11 @@ struct Row {
     const T* bias = dot.bias.data == nullptr ? nullptr : row(dot.bias) + tile.start;
     const T slope = dot.slopes.data == nullptr ? T(0) : -*row(dot.slopes);
     const int64_t align = dot.slopes.data == nullptr ? 0 : *dot.align.row(q.b, q.h, 0);
+    const bool bounds = dot.softcap == 0 && (bias != nullptr || dot.slopes.data != nullptr);
     for (int64_t j = keys.first; j < keys.last; ++j) {
       T x = s[j];
       if (key_bias != nullptr) x += key_bias[j];
+      if (bounds) x = bounded(x);
       if (dot.softcap != 0) x = tanh<T>(splat(x * inverse))[0] * cap;
       if (bias != nullptr) {
         if (bias[j] == T(-__builtin_inf())) tile.masks[j] = 0;
@@ -121,7 +117,7 @@ struct Row {
         const int64_t away = align - (tile.start + j);
         x = fma(static_cast<T>(away < 0 ? -away : away), slope, x);
       }
-      s[j] = bounded(x);
+      s[j] = x;
     }
   }
 
@@ -129,7 +125,7 @@ struct Row {
   void soften(Range keys) {
     T most = Types<T>::kLowest;
     for (int64_t j = keys.first; j < keys.last; ++j) {
-      if (tile.masks[j] == 0) s[j] = Types<T>::kLowest;
+      s[j] = tile.masks[j] == 0 ? Types<T>::kLowest : bounded(s[j]);
       most = s[j] > most ? s[j] : most;
     }
     if (most > top) {
